@@ -1,8 +1,6 @@
 """A page on the loopback interface that shows the loss of each token of a text under two
 methods."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Each scheme lists in `test_time` which of its settings may change; `check_override` checks it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

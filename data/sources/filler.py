@@ -24,7 +24,7 @@ LENGTH = 20_000
 class Filler(Source):
     label = "filler"
 
-    def fingerprint(self) -> str:
+    def fingerprint(self):
         return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:

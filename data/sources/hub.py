@@ -23,7 +23,7 @@ class Hub(Source):
         super().__init__(settings, place)
         self.label = "-".join(filter(None, (settings.path.split("/")[-1].lower(), settings.subset)))
 
-    def check(self) -> None:
+    def check(self):
         """Check local files of a format. Files on the hub are not checked, because that requires
         the network.
         """

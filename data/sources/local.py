@@ -81,7 +81,7 @@ class Files(Source):
             name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in out)
         )
 
-    def check(self) -> None:
+    def check(self):
         len(self.files)  # raises DataError if there are none
         if (manifest := self._manifest()) is not None and not manifest.is_file():
             raise DataError(
@@ -91,7 +91,7 @@ class Files(Source):
     def _manifest(self) -> Path | None:
         return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
 
-    def fingerprint(self) -> str:
+    def fingerprint(self):
         status = [(name, path.stat()) for name, path in self.files]
         listing = [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
@@ -195,7 +195,7 @@ class Stdlib(Source):
             names += [(inside / name).as_posix() for name in files if name.endswith(".py")]
         return sorted(names)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self):
         listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files]
         return hashlib.sha256("\n".join([platform.python_version(), *listing]).encode()).hexdigest()
 

@@ -19,14 +19,14 @@ class PreparedText(Source):
         self.folder = Path(settings.path).expanduser()
         self.label = self.folder.name
 
-    def check(self) -> None:
+    def check(self):
         if not (self.folder / "prepared.json").is_file():
             raise DataError(
                 f"{self.place}.path: {self.folder} has no prepared.json; set it to a folder of "
                 "scripts/prepare.py"
             )
 
-    def fingerprint(self) -> str:
+    def fingerprint(self):
         self.check()
         return self._store().hash
 

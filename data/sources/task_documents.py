@@ -24,11 +24,11 @@ class TaskDocuments(Source):
         self._haystack = haystack
         self.label: str = settings.task.name
 
-    def check(self) -> None:
+    def check(self):
         if self._haystack is not None:
             self._haystack.check()
 
-    def fingerprint(self) -> str:
+    def fingerprint(self):
         parts = [] if self._haystack is None else [self._haystack.fingerprint()]
         return canonical_hash([self.settings.model_dump(mode="json"), *parts])
 

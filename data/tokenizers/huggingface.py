@@ -153,7 +153,7 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         return re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         ids: list[int] = []
         start = 0
         if self._spelled is not None:
@@ -167,7 +167,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     @property
-    def controls(self) -> dict[str, Any]:
+    def controls(self):
         ids = {"bos_id": self.bos_id, "eos_id": self.eos_id, "pad_id": self.pad_id}
         return ids | super().controls
 

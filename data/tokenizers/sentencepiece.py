@@ -79,7 +79,7 @@ class SentencePieceTokenizer(Tokenizer):
             return b""
         return self.processor.id_to_piece(i).replace(SPACE, " ").encode()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return list(itertools.chain.from_iterable(map(self._encode, self._blocks(text))))
 
     def _blocks(self, text: str) -> Iterator[str]:

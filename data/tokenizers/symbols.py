@@ -37,10 +37,10 @@ class SymbolTokenizer(Tokenizer):
         return canonical_hash(["symbols", self.symbols])
 
     @property
-    def controls(self) -> dict:
+    def controls(self):
         return {**super().controls, "symbols": self.symbols}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         known = {symbol: self.ids[symbol] for symbol in self.symbols}
         try:
             return [known[symbol] for symbol in text.split()]

@@ -80,7 +80,7 @@ class ByteTokenizer(Tokenizer):
     hash = hashlib.sha256(b"sextant bytes: 256 bytes, bos 256, eos 257").hexdigest()
     pieces = [bytes([value]) for value in range(256)] + [b"", b""]
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return list(text.encode())
 
 

@@ -6,8 +6,6 @@ compute the weights of the same pairs in blocks of queries, so memory is linear 
 `mismatch` is the largest difference of the output of these weights from the kernel's.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

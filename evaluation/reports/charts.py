@@ -5,8 +5,6 @@ panel, and `figures.panels` draws panels into a figure.
     save(panels([panel], FigureText("Loss by context length")), folder, "nll_by_length")
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Report of the loss of text by length, of one run under several methods, of several runs, or of
 the schemes of a study: their tables, sentences and figures are the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The figures of positional schemes: each computes a table of numbers from a request and draws that
 table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

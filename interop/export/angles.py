@@ -6,8 +6,6 @@ of cos and sin are compared alone, with a bound on the float32 rounding of each 
 by the exact ones: the tolerance of logits is then that of float32 matrix products at every length.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

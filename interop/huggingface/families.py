@@ -5,8 +5,6 @@ A family states what its configuration class assumes for keys that a config.json
 (transformers 5.23), because older versions of a config.json leave out many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 The same results always produce the same bytes. No run, checkpoint or model is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

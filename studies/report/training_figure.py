@@ -1,8 +1,6 @@
 """Training curves of one or several runs in one figure: loss, held-out NLL by length, learning
 rate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
