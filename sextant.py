@@ -54,9 +54,6 @@ class EvaluationTable:
     text: str  # summary and tables, in Markdown
     folder: Path
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        return list(self.rows)
-
     def to_pandas(self) -> Any:
         """A pandas.DataFrame."""
         import pandas

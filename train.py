@@ -29,7 +29,6 @@ from training.hardware import peak_memory
 from training.metrics import Metrics
 from training.options import parse_options
 from training.parallel import Parallel
-from training.profiler import profiler
 from training.schedule import TrainingSchedule
 from training.setup import TrainingRun
 from training.step import StepResult, reduce_step
@@ -68,7 +67,7 @@ def train(run: TrainingRun) -> int:
     checkpointer = Checkpointer(run)
     is_complete = state.step == run.steps
 
-    with Metrics(run, state) as metrics, profiler(run, state.step) as trace:
+    with Metrics(run, state) as metrics:
         validation = Validation(run, metrics)
         if state.step == 0 and 0 in validation.steps:
             validation.run(state)
@@ -87,8 +86,6 @@ def train(run: TrainingRun) -> int:
             if status and state.step < run.steps:
                 run.report_stop(state.step)
                 return status
-            if trace:
-                trace.step()
         if not is_complete:
             metrics.write(run.steps, "end", peak_memory_bytes=peak_memory(run.device))
     announce_end(run, validation.prompts)

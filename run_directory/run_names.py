@@ -9,10 +9,7 @@ from errors import ConfigError
 from run_directory.run import is_run
 from run_directory.run_settings import RunSettings
 from settings.load import (
-    SettingsLayers,
-    differences,
     identity,
-    load_settings,
     split_arguments,
 )
 
@@ -24,14 +21,14 @@ def run_folder(
     arguments: Sequence[str],
     root: str | Path = "runs",
 ) -> Path:
-    """The default run directory: `<root>/<first file>-<scheme>-<other choices>-<identity>`, such as
-    runs/tiny-alibi-muon-0123456789. An existing run of the same first file and equal settings is
-    found whatever its choices are called."""
+    """The default run directory: `<root>/<first file>-<scheme>-<identity>`, such as
+    runs/tiny-alibi-0123456789. An existing run of the same first file and equal settings is found
+    whatever stands between them."""
     stem = name_stem(arguments)
     end = identity(settings)
     folders = sorted(Path(root).glob(f"{escape(stem)}-*{end}"))
     existing = next((folder for folder in folders if is_run(folder)), None)
-    names = dict.fromkeys([stem, *scheme_names(settings), *choices_of(settings, arguments), end])
+    names = dict.fromkeys([stem, *scheme_names(settings), end])
     return existing or Path(root) / "-".join(names)
 
 
@@ -44,30 +41,6 @@ def scheme_names(settings: RunSettings) -> list[str]:
         if scaling is not None and scaling.name != "none":
             names.append(scaling.name)
     return names
-
-
-def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
-    """The names of choices besides the scheme that files after the first one and overrides make."""
-    files, overrides = split_arguments(list(arguments))
-    try:
-        base = load_settings(RunSettings, files[:1])
-    except ConfigError:  # a file that needs other files to be valid
-        base = RunSettings()
-    asked = _named(SettingsLayers([*files[1:], *overrides]).tree)
-    return [
-        new["name"]
-        for key, _, new, may_change in differences(base, settings)
-        if key in asked and not may_change and not key.startswith(("model.position", "model.kinds"))
-    ]
-
-
-def _named(tree: dict, prefix: str = "") -> set[str]:
-    """The dotted names of the mappings with a `name`."""
-    keys = {prefix.removesuffix(".")} if "name" in tree else set()
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            keys |= _named(value, f"{prefix}{key}.")
-    return keys
 
 
 def name_stem(arguments: Sequence[str]) -> str:

@@ -60,6 +60,7 @@ class RunSettings(StrictSettings):
         "training.checkpoint.best": RemovedSetting(
             None, "keep_interval keeps checkpoints to choose from"
         ),
+        "training.profile": RemovedSetting(None, "torch.profiler can record train.train_step"),
         "training.tensorboard": RemovedSetting(
             False, "metrics.jsonl and Weights & Biases have the metrics"
         ),

@@ -293,14 +293,6 @@ class WandbSettings(StrictSettings):
     entity: str | None = free(None, "account or team; null: your own")
 
 
-class ProfileSettings(StrictSettings):
-    """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's
-    profile folder. It slows these steps down and changes no number."""
-
-    start: int = free(10, "steps of the run before the first traced one", ge=0)
-    steps: int = free(3, "number of traced steps", ge=1, le=100)
-
-
 class TrainingSettings(StrictSettings):
     """Optimization, validation and logging."""
 
@@ -374,7 +366,6 @@ class TrainingSettings(StrictSettings):
     validation: ValidationSettings = setting(ValidationSettings(), "held-out loss during training")
     samples: SampleSettings = setting(SampleSettings(), "text generated during training")
     wandb: WandbSettings = setting(WandbSettings(), "logging to Weights & Biases")
-    profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
 
     @model_validator(mode="after")
     def _micro_batch_is_part_of_batch(self) -> "TrainingSettings":

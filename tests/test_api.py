@@ -61,10 +61,7 @@ def test_generation_depends_on_prompt_and_seed_only(run):
 
 def test_evaluation_is_a_table_with_figures(run):
     results = sextant.evaluate(run, "documents=6", lengths=[24, 48], targets=8, methods=["trained"])
-    assert (
-        results.to_dicts() == results.rows
-        and results.folder == run.folder / "evaluation" / "python"
-    )
+    assert results.folder == run.folder / "evaluation" / "python"
     lengths = [row["length"] for row in results.rows if row["metric"] == "nll"]
     assert lengths == [24, 48] and all(isinstance(length, int) for length in lengths)
     assert (

@@ -1,4 +1,4 @@
-"""Write the support matrix of docs/interop.md: scheme × (transformers, vLLM).
+"""Write the support matrix of docs/interop.md: how transformers loads each scheme.
 
   python scripts/docs/support_matrix.py
 
@@ -118,31 +118,27 @@ def _state(row: str, settings: dict, name: str) -> str:
     return "tested" if is_current else "untested"
 
 
-def cells(row: str, settings: dict) -> tuple[str, str]:
-    """transformers and vLLM."""
+def cell(row: str, settings: dict) -> str:
+    """How transformers loads a row."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
     name = choice.model_type or GENERATED
     state = _state(row, settings, name)
     if choice.model_type is None:
-        transformers = f"{state}: {name} ({choice.reason})"
-        vllm = "impossible: the generated file has attention of its own"
-    else:
-        # If frequencies follow the length, the cache keeps old keys, and all rows have that of the
-        # longest.
-        limits = " without cache and padding" if model.depends_on_length else ""
-        transformers = f"{state}{limits}: {name}"
-        vllm = f"untested: {name}"
-    return transformers, vllm
+        return f"{state}: {name} ({choice.reason})"
+    # If frequencies follow the length, the cache keeps old keys, and all rows have that of the
+    # longest.
+    limits = " without cache and padding" if model.depends_on_length else ""
+    return f"{state}{limits}: {name}"
 
 
 def matrix() -> str:
-    """The table in Markdown; rows with the same cells are one."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """The table in Markdown; rows with the same cell are one."""
+    rows: dict[str, list[str]] = {}
     for row, settings in ROWS.items():
-        rows.setdefault(cells(row, settings), []).append(row)
-    lines = ["| | transformers | vLLM |", "|---|---|---|"]
-    lines += [f"| {'; '.join(names)} | {' | '.join(found)} |" for found, names in rows.items()]
+        rows.setdefault(cell(row, settings), []).append(row)
+    lines = ["| | transformers |", "|---|---|"]
+    lines += [f"| {'; '.join(names)} | {loaded} |" for loaded, names in rows.items()]
     return "\n".join(lines)
 
 

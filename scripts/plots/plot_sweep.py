@@ -1,12 +1,11 @@
-"""Plot the loss of a study over a hyperparameter: by default over the learning rate, one line per
-width.
+"""Plot the loss of a study over the learning rate, one line per width.
 
     python study.py configs/studies/mup.yaml --jobs 2
     python scripts/plots/plot_sweep.py runs/studies/mup --out docs/results/mup
 
-Reads results.csv of a study whose grid has a numeric axis (--over) and one other axis (--lines),
-besides the scheme (one panel each) and the seed (averaged). Reports the best value of each line,
-for the mean and each seed. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
+Reads results.csv of a study whose grid has the axes `rate` and `width`, besides the scheme (one
+panel each) and the seed (averaged). Reports the best rate of each width, for the mean and each
+seed. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
 """
 
 import sys
@@ -33,12 +32,12 @@ from evaluation.reports.figures import (
 from evaluation.reports.results_files import markdown_table, write_table
 from settings.script import Parser, run_main
 
-# by variant and line: NLL by value (rows, ascending) and seed
+# by variant and width: NLL by rate (rows, ascending) and seed
 Sweeps = dict[str, dict[str, pd.DataFrame]]
 
 
-def read_rows(folder: Path, evaluation: str | None, over: str, lines: str) -> pd.DataFrame:
-    """NLL of every variant, line, value and seed at the trained length, as trained.
+def read_rows(folder: Path) -> pd.DataFrame:
+    """NLL of every variant, width, rate and seed at the trained length, as trained.
 
     Raises StudyError if the grid has other axes, cells have no results yet, or cells were evaluated
     on different targets.
@@ -46,61 +45,50 @@ def read_rows(folder: Path, evaluation: str | None, over: str, lines: str) -> pd
     file = folder / "results.csv"
     if not file.is_file():
         raise StudyError(f"{file} does not exist; run the study first")
-    rows = pd.read_csv(file, dtype=str)
+    rows = pd.read_csv(file, dtype={"width": str, "seed": str})
     axes = rows.columns[2 : list(rows.columns).index("variant")]
-    if sorted(axes) != sorted({over, lines}):
-        raise StudyError(
-            f"besides the scheme and the seed the axes are {', '.join(axes) or 'none'}; choose "
-            "exactly two with --over and --lines"
-        )
-    rows = rows[rows.evaluation == (evaluation or rows.evaluation[0])]
+    if sorted(axes) != ["rate", "width"]:
+        raise StudyError(f"{file}: besides the scheme and the seed the axes must be rate and width")
     rows = rows[(rows.metric == "nll_as_trained") & rows.seed.notna()]
-    if rows.empty:
-        raise StudyError(f"{file} has no loss evaluation {evaluation!r}")
     if rows.targets_hash.nunique() > 1:
         raise StudyError(f"{file}: the targets_hash of the cells differs; evaluate them again")
-    for column in (over, "value"):
-        try:
-            rows[column] = rows[column].astype(float)
-        except ValueError as error:
-            raise StudyError(f"axis {column}: {error}") from None
-    cells = rows.groupby(["variant", lines, over]).seed.nunique()
-    complete = rows.variant.nunique() * rows[lines].nunique() * rows[over].nunique()
-    if len(cells) < complete or cells.nunique() > 1:
+    cells = rows.groupby(["variant", "width", "rate"]).seed.nunique()
+    complete = rows.variant.nunique() * rows.width.nunique() * rows.rate.nunique()
+    if len(cells) < complete or cells.nunique() != 1:
         raise StudyError(f"{file}: cells have no results; run the study again")
     rows = rows.rename(columns={"value": "nll"})
-    return rows[["variant", lines, over, "seed", "nll"]].sort_values(over, kind="stable")
+    return rows[["variant", "width", "rate", "seed", "nll"]].sort_values("rate", kind="stable")
 
 
-def sweeps_of(rows: pd.DataFrame, over: str, lines: str) -> Sweeps:
+def sweeps_of(rows: pd.DataFrame) -> Sweeps:
     sweeps: Sweeps = {}
-    for (variant, label), own in rows.groupby(["variant", lines], sort=False):
-        table = own.pivot(index=over, columns="seed", values="nll")
-        sweeps.setdefault(str(variant), {})[str(label)] = table
+    for (variant, width), own in rows.groupby(["variant", "width"], sort=False):
+        table = own.pivot(index="rate", columns="seed", values="nll")
+        sweeps.setdefault(str(variant), {})[str(width)] = table
     return sweeps
 
 
-def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> str:
-    """The sweeps as Markdown, with the lowest NLL of each line in bold."""
+def page(sweeps: Sweeps, command: str, figure: str) -> str:
+    """The sweeps as Markdown, with the lowest NLL of each width in bold."""
     parts = [
-        f"# Best {over} by {lines}",
+        "# Best learning rate by width",
         f"`{command}`",
         "NLL in nats per token at the trained length, mean over documents and training seeds; bold: "
-        f"the lowest of its line. Last column: the best {over} of each seed.",
+        "the lowest of its line. Last column: the best rate of each seed.",
     ]
     for variant, own in sweeps.items():
         rows = []
-        for label, nll in own.items():
+        for width, nll in own.items():
             means = nll.mean(axis=1)
             cells = [f"**{x:.3f}**" if x == means.min() else f"{x:.3f}" for x in means]
-            rows.append([label, *cells, ", ".join(f"{best:g}" for best in nll.idxmin())])
+            rows.append([width, *cells, ", ".join(f"{best:g}" for best in nll.idxmin())])
         values = [f"{value:g}" for value in means.index]
-        parts += [f"## {variant}", markdown_table([lines, *values, "by seed"], rows)]
-    parts.append(f"![NLL over {over}, one line per {lines}]({figure})")
+        parts += [f"## {variant}", markdown_table(["width", *values, "by seed"], rows)]
+    parts.append(f"![NLL over rate, one line per width]({figure})")
     return "\n\n".join(parts) + "\n"
 
 
-def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
+def draw(sweeps: Sweeps) -> Figure:
     """One panel per scheme; seeds are small points, the best value of each line has a ring."""
     tables = [table for own in sweeps.values() for table in own.values()]
     low = min(table.min(axis=None) for table in tables)
@@ -118,12 +106,12 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
     shown = []
     for variant, own in sweeps.items():
         curves = []
-        for n, (label, table) in enumerate(own.items()):
+        for n, (width, table) in enumerate(own.items()):
             color = COLOURS[n % len(COLOURS)]
             marker = MARKERS[n % len(MARKERS)]
             x = list(table.index)
             means = table.mean(axis=1)
-            curves.append(Curve(f"{lines} {label}", x, list(means), color, marker=marker, size=4))
+            curves.append(Curve(f"width {width}", x, list(means), color, marker=marker, size=4))
             for seed in table.columns:
                 points = Curve(
                     "", x, list(table[seed]), color, dash="", marker=".", size=3, alpha=0.6
@@ -135,7 +123,7 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
     return panels(
         shown,
         FigureText(),
-        x=over,
+        x="learning rate",
         y="NLL, nats per token",
         columns=len(shown),
         names="below",
@@ -145,42 +133,21 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument(
-        "study",
-        type=Path,
-        metavar="STUDY",
-        help="directory of a study",
-    )
-    parser.add_argument(
-        "--over", default="rate", metavar="AXIS", help="numeric axis along x (default: rate)"
-    )
-    parser.add_argument(
-        "--lines",
-        default="width",
-        metavar="AXIS",
-        help="axis with one line per label (default: width)",
-    )
-    parser.add_argument(
-        "--evaluation",
-        metavar="NAME",
-        help="default: the first of the study",
-    )
+    parser.add_argument("study", type=Path, metavar="STUDY", help="directory of a study")
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="output path without suffix (default: STUDY/sweep)"
     )
     options = parser.parse_args(arguments)
-    over = options.over
-    lines = options.lines
-    rows = read_rows(options.study, options.evaluation, over, lines)
-    sweeps = sweeps_of(rows, over, lines)
+    rows = read_rows(options.study)
+    sweeps = sweeps_of(rows)
     out = options.out or options.study / "sweep"
     out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "scripts/plots/plot_sweep.py", *(arguments or sys.argv[1:])])
-    text = page(sweeps, command, f"{out.name}.png", over, lines)
+    text = page(sweeps, command, f"{out.name}.png")
     print(text)
     write_text(out.with_suffix(".md"), text)
     write_table(out.with_suffix(".csv"), rows)
-    save(draw(sweeps, over, lines), out.parent, out.name)
+    save(draw(sweeps), out.parent, out.name)
     return 0
 
 

@@ -78,7 +78,7 @@ TINY, ALIBI = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/
         ([TINY], "tiny-rope"),
         ([TINY, ALIBI], "tiny-alibi"),
         ([ALIBI, TINY], "alibi"),
-        (["seed=3", TINY, ALIBI, "training.optimizer.name=muon"], "tiny-alibi-muon"),
+        (["seed=3", TINY, ALIBI, "training.optimizer.name=muon"], "tiny-alibi"),
         ([TINY, "model.position.scaling={name: yarn, factor: 4}"], "tiny-rope-yarn"),
         ([TINY, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny-rope"),
         (["model.position.name=none"], "default-none"),

@@ -249,13 +249,6 @@ def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
     assert rates and all(50 < rate < 1e7 for rate in rates)
 
 
-def test_traces_of_steps(overrides, tmp_path):
-    profile = "training.profile={start: 2, steps: 2}"
-    assert trained(*overrides, profile, "training.tokens=768", "--run-dir", tmp_path) == 0
-    (trace,) = (tmp_path / "profile").iterdir()
-    assert trace.name == "steps-3-4-rank0.json" and json.loads(trace.read_text())["traceEvents"]
-
-
 def test_non_finite_loss_stops_before_update(overrides, tmp_path):
     folder = tmp_path / "broken"
     wild = [*overrides, "training.lr_schedule.warmup=0", "training.checkpoint.interval=1"]
