@@ -33,7 +33,7 @@ class GeneratedData:
         )
 
     def training_items(self, seed: int) -> SymbolItems:
-        """Those of training, with the targets that `loss` asks for."""
+        """The items of the training set; `source.loss` selects the tokens with a loss."""
         items = self.items("training", seed)
         items.answers_only = self.source.loss == "answers"
         return items

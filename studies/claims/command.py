@@ -61,7 +61,7 @@ def run_claims(call: StudyCall) -> int:
     print(f"left: {total} with {counted(options.jobs, 'job')}; cells that claims share count twice")
     if absent:
         console.warn(
-            f"{counted(len(absent), 'claim')} cannot run here, most often for want of a text; why: "
+            f"{counted(len(absent), 'claim')} cannot run here; to print the reason: "
             f"python study.py {absent[0].file} --dry-run"
         )
     if not options.all or options.dry_run:
