@@ -77,13 +77,6 @@ def test_invalid_arguments_raise_one_error(run, overrides, message, monkeypatch,
     assert code == 2 and err.startswith("error: ") and re.search(message, err)
 
 
-def test_time_of_a_long_generation_is_estimated(run, monkeypatch, capsys):
-    for longest, is_printed in ((0, True), (1e9, False)):
-        monkeypatch.setattr(generate, "LONG", longest)
-        arguments = [run, "--prompt", "a", "--tokens", "40", "--greedy"]
-        assert ("in all" in _called(arguments, monkeypatch, capsys)[2]) == is_printed
-
-
 def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):
     arguments = [run, "--prompt", "a", "--tokens", "5"]
     method = ["model.position.window=6", "model.position.sinks=1"]

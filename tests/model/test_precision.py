@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from model import TokenPositions
-from tests.model.zoo import T, build, close, every_case, ids, reach_of, schemes_of
+from tests.model.zoo import T, build, close, every_case, ids, reach_of
 
 FAR = 1_000_000
 
@@ -31,16 +30,6 @@ def test_float32_at_a_million_is_as_accurate_as_at_zero(case):
     for start in (0, FAR):
         exact = model(tokens, far_places(T, start))
         close(single(tokens, far_places(T, start)).double(), exact, atol=2e-5)
-
-
-def test_angles_at_a_million_against_exact_arithmetic():
-    """math.cos reduces its argument exactly; float32 angles would be wrong by 4e-2 here."""
-    (rope,) = schemes_of(build("rope"))
-    cos, sin = rope.tables(far_places(1, FAR), torch.float32)
-    for k in range(cos.shape[-1]):
-        angle = FAR * 10_000.0 ** (-2 * k / (2 * cos.shape[-1]))
-        assert float(cos[0, 0, k]) == pytest.approx(math.cos(angle), abs=1e-7)
-        assert float(sin[0, 0, k]) == pytest.approx(math.sin(angle), abs=1e-7)
 
 
 @every_case

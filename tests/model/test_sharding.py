@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,9 +81,8 @@ def results(case: str, layout: str, shard: ContextShard | None = None) -> Result
     return result(case, layout, shard) | reads
 
 
-def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Result]:
+def in_groups(world: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], Result]:
     """The results of every case, summed over the ranks of one group."""
-    cases = list(cases)
 
     def work() -> dict:
         dist.init_process_group("gloo")
@@ -100,23 +97,17 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
         if isinstance(answer, BaseException):
             raise answer
     return {
-        case: {
-            name: sum(torch.from_numpy(rank[case][name]) for rank in ranks)
-            for name in ranks[0][case]
-        }
-        for case in ranks[0]
+        case: {name: sum(torch.from_numpy(rank[case][name]) for rank in ranks) for name in names}
+        for case, names in ranks[0].items()
     }
 
 
 def check(world: int, cases: list[tuple[str, str]]) -> None:
-    wrong = {}
     for case, found in in_groups(world, cases).items():
         expected = results(*case)
         assert found.keys() == expected.keys()
-        far = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
-        if not all(x < 1e-10 for x in far.values()):
-            wrong[case] = far
-    assert not wrong
+        for name, x in expected.items():
+            torch.testing.assert_close(found[name], x, rtol=0, atol=1e-10, msg=f"{case}: {name}")
 
 
 # Every mechanism: keys, windows, sinks, extras, states and layers of several kinds. All schemes are
@@ -221,32 +212,19 @@ def test_gathers_of_later_chunks_start_before_attention():
     assert order.found == LAYERS * (4 * ["all_"] + 4 * ["wait"])
 
 
-def gathers_with_gloo(rounds: int) -> list[tuple[bool, set[str]]]:
-    """Of each of two ranks: whether gathers that are under way together are right, and their
-    operations."""
+def test_gloo_gathers_by_exchange():
+    """Its all-gather can corrupt memory while another collective is under way."""
 
-    def work() -> tuple[bool, set[str]]:
+    def work() -> set[str]:
         dist.init_process_group("gloo")
         shard = ContextShard.of(dist.group.WORLD)
-        right = True
         with CollectiveCounter(shard.group) as counted:
-            for round_ in range(rounds):
-                started = [
-                    shard.gather(torch.full((2, 9), 10.0 * round_ + shard.rank + k))
-                    for k in range(4)
-                ]
-                for k, one in enumerate(started):
-                    found = [float(x.unique()) for x in shard.gathered(one)]
-                    right &= found == [10.0 * round_ + rank + k for rank in range(2)]
+            shard.gathered(shard.gather(torch.ones(2, 9)))
         dist.barrier()
         dist.destroy_process_group()
-        return right, {name for name, _ in counted.counts}
+        return {name for name, _ in counted.counts}
 
-    return processes.together(2, work)
-
-
-def test_gloo_gathers_by_exchange():
-    assert gathers_with_gloo(5) == 2 * [(True, {"all-to-all"})]
+    assert processes.together(2, work) == 2 * [{"all-to-all"}]
 
 
 @pytest.mark.parametrize(

@@ -54,16 +54,6 @@ def _cases() -> dict[str, dict]:
 CASES = _cases()
 
 
-def _place(case: str) -> int:
-    """The index of a case among those of its scheme."""
-    scheme = (
-        CASES[case].get("name") if "kinds" not in CASES[case] else case.removeprefix("pattern-")
-    )
-    own = [c for c, keys in CASES.items() if keys.get("name") == scheme or c == f"pattern-{scheme}"]
-    return own.index(case)
-
-
-PLACES = {case: _place(case) for case in CASES}
 # Linear attention, whose options are those of the model.
 LINEAR_CASES: dict[str, dict] = {
     "none": {"name": "none"},
@@ -167,12 +157,12 @@ LAYOUTS = ("plain", "ragged", "packed")
 
 
 def every_case(test: Callable) -> Callable:
-    """Parametrize by `case`. A third of the cases of each scheme is quick, another third for each
-    test; the others are slow."""
+    """Parametrize by `case`. Every third case is quick, other ones for each test; the others are
+    slow."""
     offset = zlib.crc32(test.__name__.encode())
     params = [
-        pytest.param(case, marks=() if (place + offset) % 3 == 0 else pytest.mark.slow)
-        for case, place in PLACES.items()
+        pytest.param(case, marks=() if (index + offset) % 3 == 0 else pytest.mark.slow)
+        for index, case in enumerate(CASES)
     ]
     return pytest.mark.parametrize("case", params)(test)
 
