@@ -148,17 +148,19 @@ def check_indexing(task, item):
     assert item.is_answer == [False] * len(string) + scored * task.queries
 
 
+WHOLE = {
+    "counting": check_counting,
+    "flip_flop": check_flip_flop,
+    "associative_recall": check_recall,
+    "indirect_indexing": check_indexing,
+}
+
+
 def check(task, item: SymbolItem) -> None:
     """Assert that an item's answers are right, and that exactly they are marked."""
-    if task.name in CHECKERS:
-        problem, answer = split(item)
-        assert answer == CHECKERS[task.name](task, problem)
-        assert item.is_answer == [False] * (len(problem) + 1) + [True] * (len(answer) + 1)
-    else:
-        others = {
-            "counting": check_counting,
-            "flip_flop": check_flip_flop,
-            "associative_recall": check_recall,
-            "indirect_indexing": check_indexing,
-        }
-        others[task.name](task, item)
+    if task.name in WHOLE:
+        WHOLE[task.name](task, item)
+        return
+    problem, answer = split(item)
+    assert answer == CHECKERS[task.name](task, problem)
+    assert item.is_answer == [False] * (len(problem) + 1) + [True] * (len(answer) + 1)
