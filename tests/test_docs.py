@@ -49,11 +49,6 @@ EXAMPLES = dict(
 )
 
 
-def test_the_pages_stay_short():
-    assert len(walkthrough().splitlines()) < 155
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 160
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["root", "slow_rope"])
 def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
@@ -95,16 +90,14 @@ def add_scheme(folder: Path, code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fault", ["", ".clamp(min=0)", "; without a paper"])
-def test_walkthrough_in_a_copy_of_the_tree(fault, tmp_path):
-    """The page's first example trains, has help and passes the tests that the page names; they fail
-    where it breaks one of the rules."""
+def test_walkthrough_in_a_copy_of_the_tree(tmp_path):
+    """The page's first example trains, has help and passes the tests that the page names."""
     command = ["git", "ls-files", ":!*.png", ":!docs/results"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in listed.stdout.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    add_scheme(tmp_path, EXAMPLES["root"].replace(fault, "") if fault else EXAMPLES["root"])
+    add_scheme(tmp_path, EXAMPLES["root"])
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
     def status(*words: str) -> int:
@@ -113,16 +106,14 @@ def test_walkthrough_in_a_copy_of_the_tree(fault, tmp_path):
 
     (line,) = [line for line in commands(walkthrough()) if "pytest" in line]
     tests = status(*shlex.split(line)[1:], "-q", "-x", "-p", "no:cacheprovider")
-    if fault:
-        assert tests == 1
-        return
+    assert tests == 0
     (tmp_path / "texts").mkdir()
     for i in range(20):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} " * 400, encoding="utf-8")
     position = "model.position.name=root"
     text = ["--data", "texts", "data.tokenizer={name: bytes}", "data.valid_fraction=0.5"]
     train = ["train.py", "configs/tiny.yaml", position, *text, *MINIATURE, "--run-dir", "run"]
-    assert tests == 0 and status(*train) == 0 and status("train.py", "--help", "root") == 0
+    assert status(*train) == 0 and status("train.py", "--help", "root") == 0
     changed = "model.position.stretch=2"
     assert status("generate.py", "run", "--prompt", "text", "--tokens", "4", changed) == 0
 
@@ -143,8 +134,7 @@ def example(name, folder, monkeypatch) -> Transformer:
 
 
 # Every command of the documents runs in a copy of the clone, on a run trained there by
-# scripts/quickstart.sh. In the suite the run is a miniature (MINIATURE and SMALL are added); the
-# slow test adds nothing.
+# scripts/quickstart.sh in miniature: MINIATURE and SMALL are added.
 PLACEHOLDERS = {
     "RUN": "runs/quickstart",
     "RUNS...": "runs/quickstart",
@@ -250,9 +240,8 @@ def text_for(words) -> list[str]:
 class Clone:
     """A folder that looks like a clone with the quick start's run in it."""
 
-    def __init__(self, folder: Path, miniature: bool):
+    def __init__(self, folder: Path):
         self.folder = folder
-        self.miniature = miniature
         self.statuses: dict[tuple[str, ...], int] = {}  # of the commands that ran
         for name in ("configs", "scripts", "docs", "tests/mutation", "tests/reference"):
             shutil.copytree(ROOT / name, folder / name)
@@ -340,11 +329,11 @@ class Clone:
             return 0  # reads texts that are not here; tests/studies/test_committed.py plans it
         if name == "study" and "--dry-run" not in words:
             return self.run(script, words[0], "--dry-run")
-        if name == "prepare" and self.miniature:
+        if name == "prepare":
             words = (*words, *text_for(words))
         if name == "evaluate":
             words = tuple(TRAINED.get(word, word) for word in words)
-        if name == "evaluate" and self.miniature and "--help" not in words:
+        if name == "evaluate" and "--help" not in words:
             known = settings_class(
                 [word for word in words if not word.startswith(("--", "runs/"))]
             ).model_fields
@@ -356,33 +345,25 @@ class Clone:
             return self.run("train.py", *words, "training.tokens=4K")
         if any("/symbols/" in word for word in words):  # of a small model, without text
             return self.run("train.py", *words, "training.tokens=4K")
-        return self.run(
-            "train.py", *words, *((*text_for(words), *MINIATURE) if self.miniature else ())
-        )
-
-
-def quick_start(folder: Path, miniature: bool) -> Clone:
-    """Everything that scripts/quickstart.sh does after it has installed the packages."""
-    clone = Clone(folder, miniature)
-    script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
-    for line in re.findall(r"^python .*", script, flags=re.M):
-        assert clone.command(line.replace('"$run"', "runs/quickstart")) == 0, line
-    extension = [
-        "configs/extension/yarn.yaml",
-        "parent.run=runs/quickstart",
-        "--run-dir",
-        "runs/extension",
-    ]
-    assert clone.train(*extension) == 0
-    assert clone.train("configs/tasks/symbols/copy.yaml", "--run-dir", "runs/copy") == 0
-    make("llama", vocab_size=320).save_pretrained(folder / "llama")
-    shutil.copy(folder / "runs/quickstart/tokenizer/tokenizer.model", folder / "llama")
-    return clone
+        return self.run("train.py", *words, *text_for(words), *MINIATURE)
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Clone:
-    return quick_start(tmp_path_factory.mktemp("clone"), miniature=True)
+    """Everything that scripts/quickstart.sh does after it has installed the packages."""
+    folder = tmp_path_factory.mktemp("clone")
+    clone = Clone(folder)
+    script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
+    for line in re.findall(r"^python .*", script, flags=re.M):
+        assert clone.command(line.replace('"$run"', "runs/quickstart")) == 0, line
+    for line in (
+        "configs/extension/yarn.yaml parent.run=runs/quickstart --run-dir runs/extension",
+        "configs/tasks/symbols/copy.yaml --run-dir runs/copy",
+    ):
+        assert clone.train(*line.split()) == 0
+    make("llama", vocab_size=320).save_pretrained(folder / "llama")
+    shutil.copy(folder / "runs/quickstart/tokenizer/tokenizer.model", folder / "llama")
+    return clone
 
 
 def test_documents_contain_commands():
@@ -439,15 +420,8 @@ def test_the_notebook_runs(clone, monkeypatch):
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
-    line = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
+    options = ["--strict", "--site-dir", str(tmp_path / "site")]
+    line = [sys.executable, "-m", "mkdocs", "build", *options]
     found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
 
@@ -497,14 +471,10 @@ def test_document_links_resolve(name):
         path, _, anchor = link.partition("#")
         if "://" not in link and not link.startswith("mailto:"):
             assert (ROOT / path).exists(), link
-            titles = (
-                re.findall(r"^#+ (.*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M)
-                if anchor
-                else []
-            )
-            assert not anchor or anchor in {
-                re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles
-            }
+            if anchor:
+                text = (ROOT / path).read_text(encoding="utf-8")
+                titles = re.sub(r"[^\w #\n-]", "", text).lower().replace(" ", "-")
+                assert re.search(rf"^#+-{anchor}$", titles, flags=re.M), link
 
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -541,12 +511,3 @@ def test_import_diagram_matches_imports():
     while more := {(a, d) for a, b in reached for c, d in drawn if b == c} - reached:
         reached |= more
     assert drawn <= imported <= reached, (drawn - imported, imported - reached)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3 * 3600)
-def test_document_evaluation_commands_run(tmp_path):
-    clone = quick_start(tmp_path, miniature=False)
-    for line in COMMANDS:
-        if re.match(r"python (evaluate|generate)\.py|torchrun", line):
-            assert clone.command(line) == 0, line
