@@ -126,7 +126,6 @@ def test_invalid_mixtures_are_rejected(mixture, setting):
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        ({"source": NOWHERE}, "data.source.path: "),
         ({"source": NOWHERE | {"path": ["docs", "no/such/folder"]}}, "data.source.path: no/such"),
         ({"valid_source": NOWHERE}, "data.valid_source.path: "),
         ({"mixture": [{"share": 0.2, "source": NOWHERE}]}, "data.mixture.0.source.path: "),

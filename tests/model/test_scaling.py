@@ -186,6 +186,5 @@ def test_p_rope_reversed_and_cut_by_wavelength():
 def test_resonance_rounds_wavelengths():
     wavelengths = 2 * math.pi / spectrum(64, resonance=True)
     assert wavelengths[:6].round(decimals=9).tolist() == [6, 8, 11, 15, 20, 26]  # Wang et al. 2024
-    close(wavelengths, wavelengths.round(), atol=1e-9)
     plain = 2 * math.pi / plain_frequencies(THETA, 64)
-    assert (wavelengths - plain).abs().max() <= 0.5 + 1e-9
+    close(wavelengths, plain.round(), atol=1e-9)

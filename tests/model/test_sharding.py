@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
 from model import ContextShard, TokenPositions, Transformer
-from model.attention.sharding import ShardedWindow
 from tests import processes
 from tests.model.zoo import CASES, LAYERS, MIXER_CASES, D, G, H, build, ids
 from training.simulated import CollectiveCounter
@@ -36,13 +35,18 @@ def positions_of(layout: str, length: int) -> TokenPositions:
     return TokenPositions(order, order, begins.cumsum(1) - 1, "packed", length, (length,))
 
 
+def window_of(model: Transformer, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ROWS, L) inputs and targets."""
+    length = min(LENGTHS[layout], model.limit or 19)
+    tokens = ids(ROWS, length + 1)
+    return tokens[:, :-1], tokens[:, 1:].clone()
+
+
 def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
     """The sum of the NLL of this process's targets, and its gradients."""
     model = model_of(case)
-    length = min(LENGTHS[layout], model.limit or 19)
-    tokens = ids(ROWS, length + 1)
-    inputs = tokens[:, :-1]
-    targets = tokens[:, 1:].clone()
+    inputs, targets = window_of(model, layout)
+    length = inputs.shape[1]
     targets[0, 2] = -100
     if shard is not None:
         inputs = shard.select(inputs)
@@ -59,11 +63,9 @@ def read(
     """(ROWS, L) NLL of the last `keep` tokens without gradients, 0 for the tokens of other
     processes."""
     model = model_of(case).eval()
-    length = min(LENGTHS[layout], model.limit or 19)
-    tokens = ids(ROWS, length + 1)
+    inputs, targets = window_of(model, layout)
+    length = inputs.shape[1]
     index = torch.arange(length)[None]
-    inputs = tokens[:, :-1]
-    targets = tokens[:, 1:]
     if shard is not None:
         shard = shard.divided(length, 2)
         inputs, targets, index = (shard.select(x) for x in (inputs, targets, index))
@@ -168,21 +170,6 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers, con
         ),
         ("reduce-scatter", "context"): (passes * tensors, nbytes * numbers(2 * world)),
     }
-
-
-def test_tokens_visible_to_a_chunk():
-    """Of 32 tokens in chunks of 8, with a window of 4 and 2 sinks. In packed documents sinks are
-    anywhere."""
-    settings = build("rope-sinks").settings.position
-    plain, packed = (
-        ShardedWindow(ContextShard(0, 2, ""), positions_of(layout, 32))
-        for layout in ("plain", "packed")
-    )
-    assert [plain.visible(chunk, settings) for chunk in (0, 1, 3)] == [
-        *([(0, 8)], [(0, 2), (5, 16)], [(0, 2), (21, 32)])
-    ]
-    assert packed.visible(3, settings) == [(0, 32)]
-    assert packed.visible(3, settings.model_copy(update={"sinks": 0})) == [(21, 32)]
 
 
 class CollectiveOrder(TorchDispatchMode):
