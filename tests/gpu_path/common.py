@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_module
 
+import model.attention.kernels as kernels
 import model.attention.softmax
 from model import TokenPositions, Transformer
 from model.attention.kernels import attend
@@ -17,6 +19,25 @@ needs_patched_torch = pytest.mark.skipif(
     torch.__version__.split("+")[0].rsplit(".", 1)[0] != PATCHED,
     reason=f"patches internals of torch {PATCHED}; this is torch {torch.__version__}",
 )
+
+flex_tests = [
+    needs_patched_torch,
+    # Dynamo's own, while it traces the block mask and the score_mod.
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+
+def choose_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are those of a GPU, and FlexAttention takes gradients on a CPU."""
+    choose = kernels.choose
+    monkeypatch.setattr(
+        kernels, "choose", lambda views, v, normalizer, device: choose(views, v, normalizer, "cuda")
+    )
+    # raises if torch renames it
+    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
 
 
 def gpu_model(case: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Transformer:

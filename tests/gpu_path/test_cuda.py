@@ -35,7 +35,7 @@ LAYOUTS = {
 }
 # Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other
 # kinds.
-SCHEMES = (
+SCHEMES = [
     "rope",
     "alibi",
     "t5",
@@ -47,7 +47,7 @@ SCHEMES = (
     "path",
     "stick_breaking",
     "pope",
-)
+]
 
 
 def on_gpu(cases, quick, marks=()):

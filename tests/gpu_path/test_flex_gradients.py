@@ -13,16 +13,10 @@ import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
 from model import TokenPositions
-from tests.gpu_path.common import gradients, needs_patched_torch
+from tests.gpu_path.common import flex_tests, gradients
 from tests.model.zoo import CASES, build, ids, packed, reach_of
 
-pytestmark = [
-    needs_patched_torch,
-    # Dynamo reads `.grad` of the tensors that a score_mod captures.
-    pytest.mark.filterwarnings(
-        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-    ),
-]
+pytestmark = flex_tests
 
 # Schemes whose weights are not the softmax of a masked product. All others run as FlexAttention.
 EXPLICIT = {"hyperbolic", "cope", "transformer_xl", "dape", "stick_breaking", "path"}

@@ -1,7 +1,6 @@
 """`gguf:FILE`: the weights and ids of the original, and what is refused before anything is
 built."""
 
-import io
 import json
 import struct
 from pathlib import Path
@@ -25,6 +24,7 @@ from interop.gguf import converted_gguf
 from interop.runs import run_of
 from run_directory.run import Run
 from tests.interop.models import make
+from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
 TEXTS = [
     "Once upon a time, in 1984,  there were 12,345.67 of them.\n\n   Don't! We'll see\tYOU'LL\r\n "
@@ -162,20 +162,9 @@ def test_byte_level_bpe(name, settings, add_bos, theirs, tmp_path):
 
 
 def test_sentencepiece(theirs, tmp_path):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=450,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=4,
-    )
-    expected = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    ids = range(450)
+    model = sentencepiece_model(CORPUS, 450, character_coverage=0.98, **LOSSLESS_BPE)
+    expected = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = range(expected.vocab_size())
     kinds = {0: 2, 1: 3, 2: 3}  # unknown, and two control symbols
     keys = {
         "model": "llama",
