@@ -47,10 +47,9 @@ def test_requests_of_every_kind(batch, tmp_path):
             getattr(lm, kind)(instances(kind, *arguments), disable_tqdm=True)
             for lm in (ours, theirs)
         )
-        for own, value, words in zip(found, expected, arguments, strict=True):
-            assert own == (value if isinstance(value, str) else pytest.approx(value, rel=1e-5)), (
-                words
-            )
+        if kind != "generate_until":
+            expected = [pytest.approx(value, rel=1e-5) for value in expected]
+        assert found == expected
 
 
 def test_extended_length_with_method(tmp_path):
@@ -96,10 +95,8 @@ def test_run_without_bos(tmp_path):
     ours = SextantLM(str(run))
     assert ours.prefix_token_id == theirs.prefix_token_id == 257
     requests = instances("loglikelihood", ("", "abc"), ("abc", "def"))
-    for (own, _), (value, _) in zip(
-        ours.loglikelihood(requests), theirs.loglikelihood(requests), strict=True
-    ):
-        assert own == pytest.approx(value, rel=1e-5)
+    expected = [pytest.approx(value, rel=1e-5) for value in theirs.loglikelihood(requests)]
+    assert ours.loglikelihood(requests) == expected
 
 
 def test_two_processes_equal_one(tmp_path):
