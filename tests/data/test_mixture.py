@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -104,37 +105,16 @@ def test_additional_source_excludes_validation_text(settings, corpus, tmp_path):
     assert again.hash == both.hash == prepare(mixed, workers=1).hash
 
 
-STDLIB = {"name": "stdlib"}
-NOWHERE = {"name": "files", "path": "no/such/folder"}
-HUB = {"name": "hub", "path": "json", "data_files": ["no.jsonl", "https://x/y.jsonl"]}
-TASK_SOURCE = {"name": "task", "task": {"name": "passkey", "haystack": NOWHERE}}
+TABLE = yaml.safe_load(Path(__file__).with_name("refused_sources.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("mixture", "setting"),
-    [
-        ([{"share": 0.6, "source": STDLIB}, {"share": 0.4, "source": STDLIB}], "data.mixture"),
-        ([{"share": 0.5}], "source"),
-        ([{"share": 0.12345, "source": STDLIB}], "share=0.12345"),
-    ],
-)
+@pytest.mark.parametrize(("mixture", "setting"), TABLE["mixtures"])
 def test_invalid_mixtures_are_rejected(mixture, setting):
     with pytest.raises(ValueError, match=setting):
         DataSettings.model_validate({"mixture": mixture})
 
 
-@pytest.mark.parametrize(
-    ("words", "setting"),
-    [
-        ({"source": NOWHERE | {"path": ["docs", "no/such/folder"]}}, "data.source.path: no/such"),
-        ({"valid_source": NOWHERE}, "data.valid_source.path: "),
-        ({"mixture": [{"share": 0.2, "source": NOWHERE}]}, "data.mixture.0.source.path: "),
-        ({"source": {"name": "prepared", "path": "no/such"}}, "data.source.path: no/such"),
-        ({"tokenizer": {"name": "sentencepiece", "model": "no"}}, "data.tokenizer.model"),
-        ({"source": HUB}, "data.source.data_files: no.jsonl"),
-        ({"source": TASK_SOURCE}, "data.source.task.haystack.path: "),
-    ],
-)
+@pytest.mark.parametrize(("words", "setting"), TABLE["missing"])
 def test_missing_source_is_rejected_before_preparation(
     settings, tmp_path, monkeypatch, words, setting
 ):
