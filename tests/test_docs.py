@@ -208,8 +208,7 @@ def commands(text: str) -> list[str]:
     found = []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.S | re.M):
         for line in block.replace("\\\n", " ").splitlines():
-            prompt = line.startswith("$ ")
-            if kind == "bash" or prompt:
+            if kind == "bash" or line.startswith("$ "):
                 found.append(" ".join(line.removeprefix("$ ").split(" # ")[0].split()))
     outside = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     found += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", outside)]
@@ -300,10 +299,8 @@ class Clone:
             assert (ROOT / script).is_file()
             return self.python("train.py", *words[words.index(script) + 1 :], "--dry-run")
         scripts = [word for word in words if word.endswith(".py")]
-        if "pytest" in words:
-            return 0  # test_walkthrough_in_a_copy_of_the_tree runs it
-        if not scripts:
-            return 0  # a program's name
+        if "pytest" in words or not scripts:
+            return 0  # test_walkthrough_in_a_copy_of_the_tree runs it, or it is a program's name
         script, *rest = words[words.index(scripts[0]) :]
         # These need the launcher's processes, or time.
         is_shared = any(word.startswith("context=") for word in rest)
@@ -323,10 +320,9 @@ class Clone:
             return self.run(script, "--help")
         if name == "train" and "--help" not in words:
             return self.train(*words)
-        if name == "study" and "--report" in words:
-            return 0  # of a study that was run: tests/studies
-        if name == "study" and ("configs/claims/" in words[0] or "new_scheme" in words[0]):
-            return 0  # reads texts that are not here; tests/studies/test_committed.py plans it
+        # Tests of studies report, and plan what reads texts that are not here.
+        if name == "study" and ("--report" in words or re.search("claims/|new_scheme", words[0])):
+            return 0
         if name == "study" and "--dry-run" not in words:
             return self.run(script, words[0], "--dry-run")
         if name == "prepare":
@@ -341,9 +337,8 @@ class Clone:
         return self.run(script, *words)
 
     def train(self, *words: str) -> int:
-        if any(word.startswith("parent.run=") for word in words):  # inherits text and sizes
-            return self.run("train.py", *words, "training.tokens=4K")
-        if any("/symbols/" in word for word in words):  # of a small model, without text
+        # These inherit text and sizes, or are small and without text.
+        if any(word.startswith("parent.run=") or "/symbols/" in word for word in words):
             return self.run("train.py", *words, "training.tokens=4K")
         return self.run("train.py", *words, *text_for(words), *MINIATURE)
 

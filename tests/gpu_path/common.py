@@ -11,7 +11,7 @@ import model.attention.kernels as kernels
 import model.attention.softmax
 from model import TokenPositions, Transformer
 from model.attention.kernels import attend
-from tests.model.zoo import CASES, build
+from tests.model.zoo import CASES, build, packed
 
 PATCHED = "2.13"
 
@@ -28,6 +28,12 @@ flex_tests = [
     ),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
+
+LAYOUTS = {
+    "plain": TokenPositions.plain,
+    "ragged": lambda length: TokenPositions.left_padded([length, length - 9], length),
+    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
+}
 
 
 def choose_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

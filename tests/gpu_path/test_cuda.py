@@ -16,9 +16,9 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.metrics_file import read_metrics
-from tests.gpu_path.common import gpu_model, gradients
+from tests.gpu_path.common import LAYOUTS, gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
-from tests.model.zoo import ids, packed, reach_of
+from tests.model.zoo import ids, reach_of
 from tests.training.conftest import (  # noqa: F401
     corpus,
     overrides,
@@ -28,11 +28,6 @@ from tests.training.conftest import (  # noqa: F401
 )
 
 LENGTH = 200  # more than one block of FlexAttention
-LAYOUTS = {
-    "plain": TokenPositions.plain,
-    "ragged": lambda length: TokenPositions.left_padded([length, length - 9], length),
-    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
-}
 # Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other
 # kinds.
 SCHEMES = [

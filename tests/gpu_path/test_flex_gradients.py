@@ -12,19 +12,13 @@ import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
-from model import TokenPositions
-from tests.gpu_path.common import flex_tests, gradients
-from tests.model.zoo import CASES, build, ids, packed, reach_of
+from tests.gpu_path.common import LAYOUTS, flex_tests, gradients
+from tests.model.zoo import CASES, build, ids, reach_of
 
 pytestmark = flex_tests
 
 # Schemes whose weights are not the softmax of a masked product. All others run as FlexAttention.
 EXPLICIT = {"hyperbolic", "cope", "transformer_xl", "dape", "stick_breaking", "path"}
-LAYOUTS = {
-    "plain": TokenPositions.plain,
-    "ragged": lambda length: TokenPositions.left_padded([length, 4], length),
-    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
-}
 # Every kind of mask and bias once, every layout several times: plain causality, window, sinks,
 # several views, a fixed, a learned and a content bias, a sink logit, frequencies per row.
 QUICK = [

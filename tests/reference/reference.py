@@ -235,28 +235,23 @@ def difference(expected: np.ndarray, computed: np.ndarray, tolerance: float) -> 
     """How two values differ; empty if they do not."""
     if expected.shape != computed.shape:
         return f"shape {expected.shape} is now {computed.shape}"
+    expected = np.atleast_1d(expected)
+    computed = np.atleast_1d(computed)
     if expected.dtype.kind in "US" or computed.dtype.kind in "US":
-        unequal = np.atleast_1d(expected != computed)
+        unequal = expected != computed
         if not unequal.any():
             return ""
-        before = shortened(np.atleast_1d(expected)[unequal][0])
-        after = shortened(np.atleast_1d(computed)[unequal][0])
+        before, after = (repr(str(x[unequal][0]))[:80] for x in (expected, computed))
         return f"{unequal.sum()} of {unequal.size}: {before} is now {after}"
     expected = expected.astype(np.float64)
     computed = computed.astype(np.float64)
     scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0)))
-    both_missing = np.isnan(expected) & np.isnan(computed)
-    apart = np.where(both_missing, 0, np.abs(computed - expected))
-    # Not a number on one side only is a difference too.
-    unequal = ~(apart <= tolerance * scale)
+    atol = tolerance * scale
+    unequal = ~np.isclose(computed, expected, rtol=0, atol=atol, equal_nan=True)
     if not unequal.any():
         return ""
-    return f"{unequal.sum()} of {unequal.size}, by up to {apart[unequal].max():.2e}"
-
-
-def shortened(text: str) -> str:
-    text = str(text)
-    return repr(text if len(text) <= 60 else f"{text[:60]} ...")
+    apart = np.abs(computed - expected)[unequal].max()
+    return f"{unequal.sum()} of {unequal.size}, by up to {apart:.2e}"
 
 
 def store(out: Path, root: Path, groups: list[str], jobs: int) -> int:
