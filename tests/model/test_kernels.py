@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -204,38 +206,10 @@ def test_several_views_share_one_softmax(sink):
             close(attend(fixed, v.detach(), SCALE, kernel, normalizer), expected, atol=1e-12)
 
 
-FEW = {"heads": 3}
-HALF = {"dtype": torch.bfloat16}
-CPU_CHOICES = [
-    ("sdpa", {}),
-    ("sdpa", {"window": 9}),
-    ("single", {"queries": 1}),
-    ("single", {"queries": 1, "window": 3, "bias": "mask_mod"}),
-    ("blocks", {"queries": 3}),
-    ("blocks", {"window": 8}),
-    ("blocks", {"bias": "distance"}),
-    ("blocks", {"bias": "mask_mod"}),
-    ("blocks", {"layout": "ragged"}),
-]
-CUDA_CHOICES = [
-    ("sdpa", {}),
-    # With grouped queries only the flash kernel is fused: no float32, keys as wide as values.
-    ("sdpa", FEW | HALF),
-    ("flex", FEW),
-    ("flex", FEW | HALF | {"features": 32}),
-    ("sdpa", FEW | {"queries": 1, "features": 32}),
-    ("single", FEW | {"queries": 1, "bias": "distance"}),
-    ("blocks", {"features": 8, "bias": "distance"}),
-    ("flex", {"bias": "distance"}),
-    ("blocks", {"dtype": torch.float64, "bias": "distance"}),
-    ("flex", HALF | {"layout": "packed"}),
-]
-
-
 def chosen(
     device: str,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: str = "float32",
     queries: int = 9,
     features: int = 16,
     heads: int = H,
@@ -244,18 +218,21 @@ def chosen(
     layout: str = "plain",
 ) -> str:
     """The kernel for queries of 9 tokens, with `heads` heads of keys and 16 features of values."""
-    q = torch.zeros(B, H, queries, features, dtype=dtype)
-    k = torch.zeros(B, heads, 9, features, dtype=dtype)
-    v = torch.zeros(B, heads, 9, 16, dtype=dtype)
+    q = torch.zeros(B, H, queries, features, dtype=getattr(torch, dtype))
+    k = torch.zeros(B, heads, 9, features, dtype=getattr(torch, dtype))
+    v = torch.zeros(B, heads, 9, 16, dtype=getattr(torch, dtype))
     views = [AttentionView(q, k, mask_of(layout_of(layout, 9), queries, window, bias))]
     return choose(views, v, SOFTMAX, device)
 
 
-@pytest.mark.parametrize(("kernel", "case"), CPU_CHOICES, ids=str)
+CHOICES = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text())
+
+
+@pytest.mark.parametrize(("kernel", "case"), CHOICES["cpu"], ids=str)
 def test_kernels_of_a_cpu(kernel, case):
     assert chosen("cpu", **case) == kernel
 
 
-@pytest.mark.parametrize(("kernel", "case"), CUDA_CHOICES, ids=str)
+@pytest.mark.parametrize(("kernel", "case"), CHOICES["cuda"], ids=str)
 def test_kernels_of_a_gpu(kernel, case):
     assert chosen("cuda", **case) == kernel

@@ -4,9 +4,11 @@ code, and closed forms. No table of ours is used on both sides of a comparison."
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -58,28 +60,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs, rtol=2e-6, atol=0)
 
 
-BETAS = {"factor": 16.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.7}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-DIVISORS = {
-    "short_factor": [1 + 0.01 * k for k in range(32)],
-    "long_factor": [1 + 0.4 * k for k in range(32)],
-}
-# Name and settings in both; lengths of sequences; (head_dim, trained length).
-SIZES = [(64, 512), (128, 4096), (80, 2048), (10, 256)]
-SCALINGS = [
-    ("linear", {"factor": 3.0}, SIZES),
-    ("yarn", {"factor": 4.0}, SIZES),
-    ("yarn", {"factor": 4.0, "truncate": False}, SIZES),
-    ("yarn", BETAS, SIZES),
-    ("yarn", {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 1.0}, SIZES[:1]),
-    ("yarn", {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.0}, SIZES[:1]),
-    ("yarn", {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.4}, SIZES[:1]),
-    ("llama3", LLAMA3, SIZES),
-    ("dynamic", {"factor": 1.0}, SIZES[::3]),
-    ("dynamic", {"factor": 2.5}, SIZES[::3]),
-    ("longrope", {"factor": 4.0, **DIVISORS}, SIZES[:1]),
-    ("longrope", {"factor": 4.0, **DIVISORS, "attention_factor": 1.3}, SIZES[:1]),
-]
+SCALINGS = yaml.safe_load(Path(__file__).with_name("scalings.yaml").read_text())
 
 
 @pytest.mark.parametrize(("name", "keys", "sizes"), SCALINGS)
