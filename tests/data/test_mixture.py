@@ -15,7 +15,7 @@ from data import DataError, DataSettings, check_texts, open_prepared, prepare
 from data.sampling.batches import TrainingText
 from data.sampling.mixture import MixturePattern
 from tests.data.conftest import Listener, changed
-from tests.data.stores import make_store, sampler
+from tests.data.stores import check_ranks, make_store, sampler
 
 
 @hypothesis_settings(max_examples=60)
@@ -61,9 +61,7 @@ def test_sources_have_separate_epochs(packing):
             count[source] += len(tokens)
         passes = {str(i): count[i] / (sum(lengths) - 1) for i, lengths in enumerate(LENGTHS)}
         assert batch.passes == pytest.approx(passes, abs=1e-6)
-        parts = [fresh().batch(step, rank, 3) for rank in range(3)]
-        assert np.array_equal(np.concatenate([part.tokens for part in parts]), batch.tokens)
-        assert {part.n_targets for part in parts} == {batch.n_targets}
+        check_ranks(lambda *ranks, step=step: fresh().batch(step, *ranks), batch, worlds=[3])
     assert all(len(set(tokens)) == len(tokens) for tokens in seen.values())
     epochs = [max(epoch for source, epoch in seen if source == j) for j in range(3)]
     assert epochs[0] >= 2

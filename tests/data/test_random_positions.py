@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from data.sampling.packing import IGNORED
 from data.sampling.random_positions import PositionsSettings
-from tests.data.stores import make_store, packings, place, sampler, stores
+from tests.data.stores import check_ranks, make_store, packings, place, sampler, stores
 
 EVERY = {
     "plain": {},
@@ -130,16 +130,9 @@ def test_ranks_split_the_same_step(lengths, length, step, name, packing):
     for text in texts(whole):
         steps = np.diff(text)
         assert (steps == 1).all() if whole.unit_steps else (steps > 0).all()
-    for world in (2, 3, 6):
-        parts = [batch(rank, world) for rank in reversed(range(world))][::-1]
-        for other in ("tokens", "targets", "document", "position"):
-            own = [getattr(part, other).expand(part.tokens.shape) for part in (*parts, whole)]
-            assert torch.equal(torch.cat(own[:-1]), own[-1])
-        assert {(part.n_targets, part.epoch) for part in parts} == {(whole.n_targets, whole.epoch)}
-        assert [part.hash for part in parts] == [whole.hash] + [""] * (world - 1)
-        for part in parts:
-            assert part.position_end == max(1, 1 + int(np.ceil(float(part.position.max()))))
-            assert part.position_end <= chosen(name).position_end(length)
+    end = max(1, 1 + int(np.ceil(float(whole.position.max()))))
+    assert whole.position_end == end <= chosen(name).position_end(length)
+    check_ranks(batch, whole, worlds=(2, 3, 6))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from data.sampling.random_positions import (
 from data.sampling.segments import Segment
 from data.tasks import SymbolTaskSettings
 from data.tokenizers import SymbolTokenizer, load_tokenizer
+from tests.data.stores import check_ranks
 from tests.data.symbol_checkers import check
 from tests.data.test_exposure import as_counters, by_loops
 
@@ -138,22 +139,18 @@ def test_given_positions_couple_symbols(case):
 def test_training_items_begin_at_random_positions_up_to_the_largest(case):
     settings = data_of(POSITIONED[case] | {"max_position": 30}, (2, 9))
     data = generated(settings)
-    starts = Counter()
+    starts: dict[str, set[int]] = {"training": set(), "evaluation": set()}
     for i in range(300):
-        for purpose in ("training", "evaluation"):
+        for purpose in starts:
             items = data.items(purpose, 0)
             row = items.rows(np.array([i]), items.width)
             n = int(row.count[0])
             given = np.array([0, *items.item(i).positions])[:n]
-            shift = row.position[0, :n] - given
-            assert set(shift[given == 0]) <= {0}
-            assert len(set(shift[given > 0])) == 1
-            if purpose == "training":
-                starts[int(shift.max())] += 1
-                assert row.position.max() <= 30
-            else:
-                assert shift.max() == 0
-    assert len(starts) > 15
+            start = int((row.position[0, :n] - given).max())
+            assert np.array_equal(row.position[0, :n], given + start * (given > 0))
+            assert row.position.max() <= 30
+            starts[purpose].add(start)
+    assert len(starts["training"]) > 15 and starts["evaluation"] == {0}
     assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
     item = items.item(3)
@@ -169,37 +166,30 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
 @pytest.mark.parametrize("case", ["copy", "flip_flop", "addition, coupled"])
 def test_batches_train_answers_and_never_padding(case, bos, loss):
     settings = data_of(EVERY[case], bos=bos, source={"loss": loss})
-    batches = batches_of(settings)
-    begin = ["<begin>"] * bos
+    items = SymbolItems(settings.source.task, (3, 9), purpose="training", seed=4, bos=bos)
     names = ["<end>", "<begin>", *settings.source.task.alphabet]
     seen = set()
     for step in range(3):
-        batch = batches.batch(step)
-        expected = 0
+        batch = batches_of(settings).batch(step)
         for row in range(6):
-            items = SymbolItems(settings.source.task, (3, 9), purpose="training", seed=4, bos=bos)
             item = items.item(6 * step + row)
-            symbols = [*begin, *item.symbols]
+            symbols = ["<begin>"] * bos + item.symbols
             seen.add(tuple(symbols))
             n = len(symbols) - 1
+            padding = batch.tokens.shape[1] - n
             assert [names[i] for i in batch.tokens[row, :n]] == symbols[:-1]
-            trained = {
-                t: names[i] for t, i in enumerate(batch.targets[row].tolist()) if i != IGNORED
-            }
-            scored = [False] * bos + item.is_answer
-            wanted = {t: symbols[t + 1] for t in range(n) if loss == "all" or scored[t + 1]}
-            assert trained == wanted
-            assert batch.document[row].tolist() == [0] * n + [-1] * (len(batch.tokens[0]) - n)
-            expected += len(wanted)
-        assert batch.n_targets == expected
+            scored = ([False] * bos + item.is_answer)[1:]
+            wanted = [
+                names.index(symbol) if loss == "all" or is_scored else IGNORED
+                for symbol, is_scored in zip(symbols[1:], scored, strict=True)
+            ]
+            assert batch.targets[row].tolist() == wanted + [IGNORED] * padding
+            assert batch.document[row].tolist() == [0] * n + [-1] * padding
+        assert batch.n_targets == (batch.targets != IGNORED).sum()
         assert batch.layout == "plain"
-        assert batch.order.tolist() == [list(range(batch.tokens.shape[1]))]
-        parts = [batches_of(settings).batch(step, rank, 3) for rank in range(3)]
-        for name in ("tokens", "targets"):
-            joined = np.concatenate([getattr(part, name) for part in parts])
-            assert (joined == getattr(batch, name).numpy()).all()
-        assert {part.n_targets for part in parts} == {expected}
-        assert [part.hash for part in parts] == [batch.hash, "", ""]
+        check_ranks(
+            lambda *ranks, step=step: batches_of(settings).batch(step, *ranks), batch, worlds=[3]
+        )
     assert len(seen) >= 17  # hardly a repetition
 
 

@@ -85,15 +85,13 @@ def test_kerple_parameters_are_clamped_and_receive_gradients():
     model = build("kerple-power", layers=1)
     scheme = model.position["all"]
     put(scheme, r1=[-3.0, 0.5, 0.5, 0.5, 0.5, 0.5], r2=[1.0, 5.0, -1.0, 1.0, 1.0, 1.0])
-    kept = {name: p.clone() for name, p in scheme.named_parameters()}
+    r1 = scheme.get_parameter("r1")
+    r2 = scheme.get_parameter("r2")
     tokens = ids(2, T)
     with torch.no_grad():
         before = model(tokens)
-    for name, p in scheme.named_parameters():
-        assert torch.equal(p, kept[name])  # evaluation does not change parameters
+    assert r1[0] == -3 and r2[1] == 5  # evaluation does not change parameters
     model.train()(tokens, targets=tokens.flip(1)).mean().backward()
-    r1 = scheme.get_parameter("r1")
-    r2 = scheme.get_parameter("r2")
     assert r1[:2].tolist() == pytest.approx([0.01, 0.5], rel=1e-6)
     assert r2[1:3].tolist() == pytest.approx([2.0, 0.01], rel=1e-6)
     assert (r1.grad.abs() > 1e-9).all() and (r2.grad.abs() > 1e-9).all()
