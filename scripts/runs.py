@@ -1,7 +1,7 @@
 """List runs: scheme, trained length, tokens, steps, last training and validation loss, status.
 
     python scripts/runs.py                     everything under runs/
-    python scripts/runs.py runs/studies/novels
+    python scripts/runs.py runs/studies/reading
 
 Validation loss is that of the last validation at the trained length, in nats per token. A run is
 `done`, `training`, `stopped` (the same command resumes it) or `imported`.

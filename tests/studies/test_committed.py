@@ -37,7 +37,7 @@ DATA = sorted(
     if "source" in (yaml.safe_load(path.read_text()).get("data") or {})
 )
 FOLDERS = ("texts", "docs", "novels/train", "novels/valid", "corpora/novels/train")
-FOLDERS += ("corpora/novels/valid", "corpora/novels/long", "stdlib", "validation")
+FOLDERS += ("corpora/novels/long", "stdlib", "validation")
 
 
 @pytest.fixture

@@ -327,7 +327,7 @@ def test_auto_precision_stays_with_the_run_and_its_forks(resolve, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "studies/mup_base", "studies/novels_base", "studies/schemes_base"]
+    "name", ["quickstart", "studies/mup_base", "studies/hybrids_base", "studies/schemes_base"]
 )
 def test_published_configurations_do_not_depend_on_the_processor(name):
     assert load(str(CONFIGS / f"{name}.yaml")).training.precision == "float32"

@@ -12,21 +12,30 @@ from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.cell_record import data_order, equal_tokens
 from studies.running.children import set_threads, value_of
-from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
 
-NOVELS = load_settings(StudySettings, [str(ROOT / "configs" / "studies" / "novels.yaml")])
+SCHEMES = [
+    "none",
+    "alibi",
+    "kerple",
+    "t5",
+    "fire",
+    "sinusoidal",
+    "learned",
+    "nope_every_4th",
+    "fox",
+]
 
 
 def initial_weights(label: str, seed: int) -> dict:
-    files = [str(ROOT / word) for word in NOVELS.grid["scheme"][label]]
+    file = str(ROOT / "configs" / "position" / f"{label}.yaml")
     small = ["model.dim=32", "model.heads=4", "model.layers=4"]
-    settings = load_settings(RunSettings, [*files, *small])
+    settings = load_settings(RunSettings, [file, *small])
     model = Transformer(settings.model, 71, settings.train_length).initialize(seed)
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("label", NOVELS.grid["scheme"])
+@pytest.mark.parametrize("label", SCHEMES)
 def test_schemes_of_a_seed_start_from_the_same_weights(label):
     """All weights but those that positions learn, and they depend on the seed."""
     ours = initial_weights(label, 3)
