@@ -86,6 +86,6 @@ def gradients(
     nll.sum().backward()
     for hook in hooks:
         hook.remove()
-    numbers = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
-    numbers |= {f"input {n}": x.grad.clone() for n, x in enumerate(inputs) if x.grad is not None}
+    leaves = dict(net.named_parameters()) | {f"input {n}": x for n, x in enumerate(inputs)}
+    numbers = {name: x.grad.clone() for name, x in leaves.items() if x.grad is not None}
     return {"nll": nll.detach(), **numbers}, calls

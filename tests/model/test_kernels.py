@@ -19,6 +19,7 @@ from model.attention.weights import SOFTMAX, Normalizer
 from model.fast.biased import NAMESPACE
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
+from tests.model import alone
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
 from tests.model.zoo import D, H, close, packed
 
@@ -35,8 +36,7 @@ def layout_of(name: str, length: int, first: int = 4) -> TokenPositions:
 
 
 def context_of(keys: TokenPositions, queries: int, window: int | None) -> AttentionContext:
-    new = keys.last(queries)
-    return AttentionContext(new, new, keys, B, H, torch.device("cpu"), window=window)
+    return alone.context_of(alone.scheme_of("none", window=window), keys.last(queries), keys)
 
 
 def mask_of(

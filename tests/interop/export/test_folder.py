@@ -62,9 +62,7 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     steps = Generation(loaded.model, [[256, 97, 98]], 20, SamplingParams(temperature=0))
     ids = theirs.generate(**inputs, max_new_tokens=20, do_sample=False)
     assert ids[0, 3:].tolist() == [step[0] for step in steps]
-    again = build_model(read_folder(out)).model
-    assert again.kinds == loaded.model.kinds
-    torch.testing.assert_close(again.state_dict(), loaded.model.state_dict(), rtol=0, atol=0)
+    assert build_model(read_folder(out)).model.kinds == loaded.model.kinds
     assert "trust_remote_code" not in (out / "README.md").read_text()
     assert parity_of(out).keys() == {16, 64, 256}
 
