@@ -67,16 +67,6 @@ def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
     assert len(EXAMPLES) == walkthrough().count("```python")
 
 
-def test_manual_rotation_example(tmp_path, monkeypatch):
-    """Ten features and L0 11: θ_0 = 1/1.5 turns 1.17 times, θ_1 = 10000^(-1/5)/1.5 = 0.106 less
-    than once."""
-    frequencies, amplitude = (
-        example("slow_rope", tmp_path, monkeypatch).position["all"].frequencies(1.0)
-    )
-    assert frequencies.tolist() == pytest.approx([1 / 1.5, 0, 0, 0, 0])
-    assert amplitude == 1
-
-
 def add_scheme(folder: Path, code: str) -> None:
     """What the page says: one file, and one line of the registry."""
     (folder / "model/position/schemes/root.py").write_text(code, encoding="utf-8")

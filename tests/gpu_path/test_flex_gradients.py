@@ -36,12 +36,9 @@ QUICK = [
 
 
 @pytest.fixture(autouse=True)
-def _gradients_on_a_cpu(monkeypatch):
+def _gradients_on_a_cpu(monkeypatch, fresh_dynamo):
     # raises if torch renames it
     monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:

@@ -62,10 +62,6 @@ def test_host_syncs_are_within_budget_in_every_case(start):
     assert over_budget(measured(list(CASES)[start : start + CHUNK])) == []
 
 
-def test_budget_names_existing_files():
-    assert all((ROOT / module).is_file() for modules in BUDGET.values() for module in modules)
-
-
 MIXED = """
 import torch
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, MixedDevices

@@ -30,7 +30,7 @@ POSITIONS = {
 
 
 @pytest.fixture
-def counters(monkeypatch):
+def counters(monkeypatch, fresh_dynamo):
     """Choose kernels and compile them as on a GPU; how often each compiled function was traced."""
     made: list[tuple[str, CompileCounter]] = []
     compile_ = torch.compile
@@ -48,10 +48,8 @@ def counters(monkeypatch):
         flex, "fused", lambda f, device, *more, **keys: fused(f, on_gpu, *more, **keys)
     )
     flex._compiled.cache_clear()
-    torch._dynamo.reset()
     yield made
     flex._compiled.cache_clear()
-    torch._dynamo.reset()
 
 
 def evaluate(net: Transformer, layouts: list[str], gradients: bool = False) -> None:

@@ -24,13 +24,10 @@ pytestmark = flex_tests
 
 
 @pytest.fixture(autouse=True)
-def _kernels_of_a_gpu(monkeypatch):
+def _kernels_of_a_gpu(monkeypatch, fresh_dynamo):
     precompute = kernels.precompute_masks
     choose_as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(base, "precompute_masks", lambda mask, device: precompute(mask, "cuda"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def batches(layout: str, length: int) -> list[TokenPositions]:

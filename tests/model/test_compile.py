@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels
@@ -21,6 +20,8 @@ from tests.model.zoo import (
     schemes_of,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
 KINDS = [
@@ -31,13 +32,6 @@ KINDS = [
     "rope-yarn-auto",
     "pattern-none",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 
-from model import TokenPositions
-from tests.model.zoo import T, build, close, every_case, ids, reach_of
+from tests.model.zoo import T, build, close, every_case, ids, reach_of, shifted
 
 FAR = 1_000_000
-
-
-def far_places(tokens: int, start: int) -> TokenPositions:
-    here = TokenPositions.plain(tokens)
-    return replace(here, position=here.position + start, position_end=start + tokens)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +21,8 @@ def test_float32_at_a_million_is_as_accurate_as_at_zero(case):
     single = build(case, dtype=torch.float32)
     tokens = ids(2, T)
     for start in (0, FAR):
-        exact = model(tokens, far_places(T, start))
-        close(single(tokens, far_places(T, start)).double(), exact, atol=2e-5)
+        exact = model(tokens, shifted(T, start))
+        close(single(tokens, shifted(T, start)).double(), exact, atol=2e-5)
 
 
 @every_case
@@ -42,7 +35,7 @@ def test_bfloat16_model_matches_float64_at_large_positions(case):
     length = reach_of(half)
     tokens = ids(2, length)
     for start in (0, 4096) if half.limit is None else (0,):
-        positions = far_places(length, start)
+        positions = shifted(length, start)
         out = half(tokens, positions)
         assert out.dtype == torch.bfloat16
         off = (out.double() - exact(tokens, positions)).abs()

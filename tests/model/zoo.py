@@ -12,6 +12,7 @@ import functools
 import itertools
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,12 @@ def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) ->
         (length or positions.shape[1],),
         unit_steps=False,
     )
+
+
+def shifted(tokens: int, by: int) -> TokenPositions:
+    """Plain tokens at later positions."""
+    plain = TokenPositions.plain(tokens)
+    return replace(plain, position=plain.position + by, position_end=tokens + by)
 
 
 @torch.no_grad()
