@@ -1,7 +1,5 @@
 """Settings of the test suite: one thread, quiet third-party libraries, reproducible fuzzing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

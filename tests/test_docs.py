@@ -1,7 +1,5 @@
 """The documentation matches the code."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

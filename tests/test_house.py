@@ -2,8 +2,6 @@
 constructs.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

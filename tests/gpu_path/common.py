@@ -1,8 +1,6 @@
 """The torch release whose internals these tests patch, models for a GPU's kernels, and their
 gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module

@@ -5,8 +5,6 @@
 Runs in a separate process, because the fake GPU's patches of torch are permanent.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

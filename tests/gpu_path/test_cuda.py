@@ -5,8 +5,6 @@ The tests marked gpu run on a GPU only. Each also runs one case on the CPU, so t
 does not find faults of the tests.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

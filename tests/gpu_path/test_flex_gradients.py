@@ -5,8 +5,6 @@ Eager FlexAttention computes gradients on a CPU once `_validate_device`, which f
 nothing.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._dynamo

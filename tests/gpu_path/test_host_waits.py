@@ -5,8 +5,6 @@
 step, evaluated batch or decoded token of any case. A module that is not listed never waits.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

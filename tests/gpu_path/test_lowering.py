@@ -4,8 +4,6 @@ Needs g++ and triton, which no CPU build of torch brings: `scripts/test.sh --slo
 MB).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

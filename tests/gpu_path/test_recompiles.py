@@ -4,8 +4,6 @@ torch.compile keeps at most `recompile_limit` graphs of a function and then runs
 FlexAttention takes O(T²) memory.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._dynamo

@@ -5,8 +5,6 @@ The kernels are chosen as on a GPU and traced on a CPU. Graphs run eagerly: with
 FlexAttention's backward pass returns no gradients of captured tensors on a CPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

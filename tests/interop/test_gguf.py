@@ -64,8 +64,7 @@ def write(
     tokenizer: dict | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write a model of transformers with the package gguf; `changes` of the metadata, None: left
-    out."""
+    """Write a model of transformers with the package gguf; `changes` of the metadata."""
     config = theirs.config
     keys = {f"{architecture}.{k}": v for k, v in (metadata(config) | (changes or {})).items()}
     keys |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
@@ -78,14 +77,11 @@ def write(
         list: writer.add_array,
     }
     for key, value in keys.items():
-        if value is not None:
-            add[type(value)](key, value)
-    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+        add[type(value)](key, value)
+    number = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in theirs.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
         part = name.split(".")[-2]
         if architecture == "llama" and part in heads:
             weight = permuted(weight, heads[part])

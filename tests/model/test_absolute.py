@@ -1,8 +1,6 @@
 """Schemes that change token embeddings, against formulas, transformers and hand-computed cases;
 declared lengths, fractional positions and limits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Distance biases and FIRE against transformers, independent formulas and the papers' listings."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

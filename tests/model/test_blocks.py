@@ -1,7 +1,5 @@
 """Activation checkpointing and compilation by block do not change results."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter

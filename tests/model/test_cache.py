@@ -1,7 +1,5 @@
 """Growing caches: eviction, growth, selection of rows, skipped positions, and refused calls."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """States that training carries from window to window: equal to one long pass, with gradients within
 each window."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

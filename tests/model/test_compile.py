@@ -1,8 +1,6 @@
 """The forward pass is one graph per input layout; the `eager` backend reports breaks and
 recompiles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter

@@ -1,7 +1,5 @@
 """Properties that every scheme, window and layer pattern must satisfy; the cases are in zoo.py."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

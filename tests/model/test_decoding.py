@@ -1,7 +1,5 @@
 """Passes of one token per row with a growing and a static cache, against one full pass."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every attention kernel against the dense reference, and the reference against its definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Clipped RoPE, Hard-ALiBi, relative logits, entmax and shifted keys against
 independent formulas."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

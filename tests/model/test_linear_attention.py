@@ -1,7 +1,5 @@
 """Linear attention against its definition, in every precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Loss, initialization, and the reported size of the model."""
 
-from __future__ import annotations
-
 import functools
 import math
 

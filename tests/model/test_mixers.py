@@ -2,8 +2,6 @@
 
 Layers of transformers, with all their options, are in tests/interop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Temperatures and sink logits against other implementations and by hand."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Accuracy at long positions and in low precision."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

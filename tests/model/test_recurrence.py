@@ -1,7 +1,5 @@
 """The recurrence token by token and in chunks, against each other and other implementations."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Settings without what has no effect on short sequences: equal settings must mean equal logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

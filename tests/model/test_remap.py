@@ -3,8 +3,6 @@
 Heads have five pairs of features, and T is not a multiple of the chunk or group size.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

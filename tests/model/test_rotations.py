@@ -4,8 +4,6 @@ Every score is computed in float64, head by head and pair by pair, from the publ
 Positions are large, fractional and have gaps; 37 tokens are two blocks of 16 and a remainder.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """Frequencies and rotations of RoPE against transformers, float64 re-implementations of released
 code, and closed forms. No table of ours is used on both sides of a comparison."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

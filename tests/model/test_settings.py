@@ -1,8 +1,6 @@
 """Settings of the model: what is refused, what may change after training, whose parameters are
 shared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

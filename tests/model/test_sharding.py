@@ -1,7 +1,5 @@
 """Windows that are sharded over processes: loss and gradients are those of one process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,8 +1,6 @@
 """Schemes that compute attention weights, against loops over pairs, published code and closed
 forms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -6,8 +6,6 @@ pattern; variants.yaml adds variants of a scheme, and mixers.yaml layers that ar
 All sizes differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import zlib

@@ -85,10 +85,6 @@ class Tree:
             raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-200:]}")
         return done.stdout
 
-    def values(self, group: str) -> Values:
-        """Everything that `group` computes."""
-        return getattr(self, group)()
-
     def models(self) -> Values:
         out = self.work / "models.npz"
         self.run(HERE / "model_values.py", [str(out)])
@@ -199,20 +195,15 @@ def results_values(folder: Path, name: str) -> Values:
 
 def json_values(value, name: str) -> Values:
     """The leaves of a JSON value by their path; a list of numbers or strings is one leaf."""
-    if isinstance(value, dict):
-        parts = {key: part for key, part in value.items() if key not in LEFT_OUT}
-        return {
-            k: v
-            for key, part in parts.items()
-            for k, v in json_values(part, f"{name}/{key}").items()
-        }
     if isinstance(value, list) and any(isinstance(part, list | dict) for part in value):
-        return {
-            k: v
-            for i, part in enumerate(value)
-            for k, v in json_values(part, f"{name}/{i}").items()
-        }
-    return {name: np.array(json.dumps(value))}
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {name: np.array(json.dumps(value))}
+    values: Values = {}
+    for key, part in value.items():
+        if key not in LEFT_OUT:
+            values |= json_values(part, f"{name}/{key}")
+    return values
 
 
 def array_values(path: Path, name: str) -> Values:
@@ -263,7 +254,7 @@ def store(out: Path, root: Path, groups: list[str], jobs: int) -> int:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="reference-") as folder:
             work = start if group == "runs" else copied(start, Path(folder), group)
-            values = Tree(root, work, jobs).values(group)
+            values = getattr(Tree(root, work, jobs), group)()
         np.savez_compressed(out / f"{group}.npz", **escaped(values))
         print(f"{group}: {len(values)} values, {time.monotonic() - begin:.0f} s", flush=True)
     return 0
@@ -277,7 +268,7 @@ def compare(out: Path, root: Path, groups: list[str], jobs: int) -> int:
             expected = dict(stored)
         with tempfile.TemporaryDirectory(prefix="reference-") as folder:
             work = copied(out / "start", Path(folder), group)
-            computed = escaped(Tree(root, work, jobs).values(group))
+            computed = escaped(getattr(Tree(root, work, jobs), group)())
         lines = differences(group, expected, computed)
         differ = differ or bool(lines)
         seconds = time.monotonic() - begin

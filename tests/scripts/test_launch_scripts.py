@@ -1,7 +1,5 @@
 """scripts/launch with stand-ins for SLURM and the other machines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exported models with what they must reproduce, and the process that checks it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
