@@ -147,10 +147,6 @@ class Optimizer:
             else:
                 _step_and_put_back(part, skip)
 
-    def zero_grad(self) -> None:
-        for weight in self.weights:
-            weight.grad = None
-
     def describe(self, rate: str) -> str:
         """The parameters that a learning rate applies to; there may be none."""
         groups = [group for group in self.groups if group["rate"] == rate]

@@ -56,10 +56,9 @@ class TrainState:
             carried={} if t.state == "carry" else None,
         )
 
-    def carried_state(self, rows: slice) -> CarriedState | None:
-        """What some of this process's sequences carry to their pass; None: nothing is carried."""
-        if self.carried is None:
-            return None
+    def carried_state(self, rows: slice) -> CarriedState:
+        """What some of this process's sequences carry to their pass."""
+        assert self.carried is not None
         before = {name: x[rows] for name, x in self.carried.items()}
         self._passes.append(CarriedState(self.model.settings, before))
         return self._passes[-1]
@@ -67,9 +66,10 @@ class TrainState:
     def carry(self, skip: Tensor) -> None:
         """Carry the states after the passes of a step; numbers of a skipped step that are not
         finite become 0."""
+        assert self.carried is not None
         passes = [state.after() for state in self._passes]
         self._passes.clear()
-        for name in passes[0] if passes else ():
+        for name in passes[0]:
             x = torch.cat([each[name] for each in passes])
             self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 

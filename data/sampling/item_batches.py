@@ -6,8 +6,7 @@ import numpy as np
 
 from data.sampling.batches import Batch, BatchSampler, content_hash, make_batch, rows_of_rank
 from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
-from data.sampling.packing import IGNORED, PositionedTokens
-from data.sampling.random_positions import PlainPositions
+from data.sampling.positions import IGNORED, PlainPositions, PositionedTokens
 from data.sampling.segments import Segment, SegmentPlan
 from errors import DataError
 

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.packing import IGNORED, PositionedTokens
+from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
 from data.sampling.random_draws import NamedDraws, below, bits, key_of
-from data.sampling.random_positions import PlainPositions, PositionDraws
 from data.tasks import SymbolItem, SymbolTask
 from data.tokenizers.symbols import BEGIN, SymbolTokenizer
 

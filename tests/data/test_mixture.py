@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data import DataError, DataSettings, check_texts, open_prepared, prepare
 from data.sampling.batches import TrainingText
-from data.sampling.mixture import MixturePattern
+from data.sampling.segments import MixturePattern
 from tests.data.conftest import Listener, changed
 from tests.data.stores import make_store, sampler
 

@@ -14,8 +14,8 @@ from data.generated import generated
 from data.sampling.exposure import ExposureLedger
 from data.sampling.item_batches import ItemSampler
 from data.sampling.items import SymbolItems
-from data.sampling.packing import IGNORED
-from data.sampling.random_positions import (
+from data.sampling.positions import (
+    IGNORED,
     CapePositions,
     OffsetPositions,
     PlainPositions,

@@ -305,7 +305,7 @@ def test_updates_grow_with_width_without_mup_only(optimizer, grow):
             for _ in range(3):
                 torch.nn.functional.cross_entropy(logits(model).flatten(0, 1), targets).backward()
                 update.step(APPLY)
-                update.zero_grad()
+                model.zero_grad()
             changes.append(float((logits(model).detach() - before).square().mean().sqrt()))
         growth = np.polyfit(np.log(widths), np.log(changes), 1)[0]
         assert abs(growth) < 0.3 if base else growth > 0.35, (base, changes)

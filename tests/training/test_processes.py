@@ -404,7 +404,7 @@ def sharded_updates() -> dict[str, tuple[float, float]]:
                 nll = model(tokens[:, :-1], TokenPositions.plain(8), tokens[:, 1:])
                 nll.mean().backward()
                 optimizer.step(torch.tensor(skip))
-                optimizer.zero_grad()
+                model.zero_grad()
         found = [weight.full_tensor() for weight in parts.parameters()]
         pairs = zip(found, whole.parameters(), strict=True)
         worst = float(np.max([(a - b).abs().max().item() for a, b in pairs]))  # NaN if any is

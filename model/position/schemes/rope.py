@@ -108,10 +108,18 @@ class Rope(PositionalScheme):
         # key maps; keys are cached with each
         self._forms = sorted({branch.key for branch in self._branches})
         self._tables = StretchedTables(self._rows)
+        # of every sequence; None: they depend on its declared length
+        self._stretches = None
+        if not self.depends_on_length:
+            self._stretches = self._stretches_of(geometry.train_length)
 
     def stretch(self, length: int) -> float:
         """The scaling factor for a sequence of this declared length."""
         return self.settings.scaling.stretch(length, self.geometry.original_length)
+
+    def _stretches_of(self, length: int) -> tuple[float, float]:
+        """Those of the scaling and of the remap."""
+        return self.stretch(length), self.settings.remap.stretch(length, self._remap_context)
 
     @property
     def exempt(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -176,9 +184,7 @@ class Rope(PositionalScheme):
         return rows
 
     def tables(self, positions, dtype):
-        remap = self.settings.remap
-        remap_context = self._remap_context
-        stretches = [(self.stretch(n), remap.stretch(n, remap_context)) for n in positions.lengths]
+        stretches = [self._stretches or self._stretches_of(n) for n in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
     def plan(self, context):

@@ -14,8 +14,7 @@ import train as train_script
 from data.data_settings import DataSettings
 from data.generated import generated
 from data.sampling.items import PLAIN, SymbolItems, place_items
-from data.sampling.packing import IGNORED
-from data.sampling.random_positions import SubsetPositions
+from data.sampling.positions import IGNORED, SubsetPositions
 from data.tasks.strings import CopyTask
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
