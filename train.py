@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 import torch
 
-from evaluation.monitor import monitor_targets
 from run_directory.training_settings import TrainingSettings
 from settings.script import run_main
 from training.batches import StepBatch, step_batches
@@ -51,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from training.dry_run import dry_run
 
             return dry_run(options, requests, train_step)
+        from evaluation.monitor import monitor_targets
+
         run = TrainingRun(options, requests)
         with run.open(monitor_targets):
             return train(run)

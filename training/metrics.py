@@ -19,6 +19,7 @@ from training.live_view import LiveView
 from training.setup import TrainingRun
 from training.step import REASONS, SPIKE, StepMetrics, StepResult
 from training.train_state import TrainState
+from training.wandb_log import WandbLog
 
 
 class Metrics:
@@ -57,8 +58,6 @@ class Metrics:
                 self._open.callback(self._file.close)
                 self._sinks = [self._view]
                 if settings.training.wandb.mode != "disabled":
-                    from training.wandb_log import WandbLog
-
                     wandb = WandbLog(settings, run.folder, run.console)
                     self._open.callback(wandb.close)
                     self._sinks.append(wandb)

@@ -36,9 +36,9 @@ from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
+from training.hardware import PRECISION, resolve_precision
 from training.memory import check_memory
 from training.parallel import Parallel, autocast_type
-from training.precision import PRECISION, resolve_precision
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
 

@@ -11,7 +11,7 @@ import numpy as np
 from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
 from data.sampling.random_draws import NamedDraws, below, bits, key_of
 from data.tasks import SymbolItem, SymbolTask
-from data.tokenizers.symbols import BEGIN, SymbolTokenizer
+from data.tokenizers.tokenizer import BEGIN, SymbolTokenizer
 
 PLAIN = PlainPositions()
 

@@ -152,19 +152,6 @@ def wandb_log(folder, console, *words):
     return WandbLog(settings, folder, console)
 
 
-def test_wandb_is_imported_on_request_only(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would now raise
-    console = RecordingConsole()
-    wandb_log(tmp_path, console).write(LINES[0])
-    assert console.lines == []
-    failed = wandb_log(tmp_path, console, "wandb.mode=offline")
-    (line,) = console.lines
-    assert line.startswith("wandb") and "training continues" in line
-    failed.write(LINES[0])  # it receives nothing any more
-    failed.close()
-    assert len(console.lines) == 1
-
-
 def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     sent = []
     metrics = []

@@ -29,13 +29,12 @@ from run_directory.weights import read_into
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from train import train_step
 from training.batches import MicroBatch, StepBatch
-from training.ema import EMA
 from training.optimizer import Optimizer
 from training.parallel import Parallel
 from training.schedule import TrainingSchedule, learning_rate
 from training.step import NOT_FINITE, SPIKE, StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import TrainState
+from training.train_state import EMA, TrainState
 
 NAN = math.nan
 
