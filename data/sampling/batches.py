@@ -24,6 +24,7 @@ import torch
 from data.sampling.positions import (
     IGNORED,
     PACKINGS,
+    PLAIN,
     PlainPositions,
     PositionDraws,
     PositionedTokens,
@@ -33,7 +34,6 @@ from data.sampling.segments import MixturePattern, Segment, SegmentPlan, stream_
 from data.store import TokenStore
 from errors import DataError
 
-PLAIN = PlainPositions()
 TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
 
 

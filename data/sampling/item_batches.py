@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.sampling.batches import Batch, BatchSampler, content_hash, make_batch, rows_of_rank
-from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
-from data.sampling.positions import IGNORED, PlainPositions, PositionedTokens
+from data.sampling.items import ItemRows, SymbolItems, place_items
+from data.sampling.positions import IGNORED, PLAIN, PlainPositions, PositionedTokens
 from data.sampling.segments import Segment, SegmentPlan
 from errors import DataError
 

@@ -13,8 +13,6 @@ from data.sampling.random_draws import NamedDraws, below, bits, key_of
 from data.tasks import SymbolItem, SymbolTask
 from data.tokenizers.tokenizer import BEGIN, SymbolTokenizer
 
-PLAIN = PlainPositions()
-
 
 class ItemRows(NamedTuple):
     """Items as rows of T inputs, int64."""

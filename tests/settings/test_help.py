@@ -51,18 +51,8 @@ def test_help_on_a_setting_and_on_a_choice():
         ("rope", "model.position.name=rope", "model.position.theta", "model.dim"),
         ("model.position.rope", "model.position.name=rope", "model.position.theta", "model.dim"),
         ("alibi", "model.position.name=alibi", "model.position.window", "model.position.theta"),
-        (
-            "training.checkpoint",
-            "training.checkpoint",
-            "training.checkpoint.keep",
-            "training.ema",
-        ),
-        (
-            "training.ema.decay",
-            "training.ema.decay",
-            "training.ema.decay",
-            "training.ema",
-        ),
+        ("training.checkpoint", "training.checkpoint", "training.checkpoint.keep", "training.ema"),
+        ("training.ema.decay", "training.ema.decay", "training.ema.decay", "training.ema"),
         ("linear", "model.mixer.name=linear", "training.lr_schedule.name=linear", "model.dim"),
     ):
         names = names_in(describe_setting(RUN, word))

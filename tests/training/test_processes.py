@@ -740,10 +740,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, capsys):
     the end."""
     whole = tmp_path / "whole"
     folder = tmp_path / "sharded"
-    exact += [
-        "training.checkpoint={interval: 3, keep: 9}",
-        "training.ema={decay: 0.7, start: 2}",
-    ]
+    exact += ["training.checkpoint={interval: 3, keep: 9}", "training.ema={decay: 0.7, start: 2}"]
     parallel = "{sharding: full, processes: 2, activation_checkpointing: true}"
     sharded = [*exact, f"training.parallel={parallel}", "--run-dir", folder]
     newest = folder / "checkpoints" / "step-00000012"
