@@ -74,29 +74,6 @@ def test_lr_and_weight_decay_per_role():
         torch.testing.assert_close(net.get_parameter(name).detach(), expected)
 
 
-def test_first_update_matches_manual_computation():
-    """With bias correction the first step is lr · g / (|g| + eps), whatever the betas."""
-    net = Net()
-    optimizer = Optimizer(net, AdamWSettings(lr=1.0, eps=0.5, weight_decay=0.0))
-    assert optimizer.groups[0]["fused"]
-    optimizer.set_learning_rates({"lr": 0.25})
-    before = net.mix.bias.detach().clone()
-    net.mix.bias.grad = torch.tensor([2.0, -2.0, 0.5, 0.0, 1.5, -0.5])
-    optimizer.step(APPLY)
-    step = torch.tensor([0.8, -0.8, 0.5, 0.0, 0.75, -0.5])
-    torch.testing.assert_close(net.mix.bias.detach(), before - 0.25 * step)
-
-
-def test_gradients_are_clipped_to_the_global_norm():
-    net = Net()
-    optimizer = Optimizer(net, AdamWSettings())
-    fill_grads(net, 2.0)
-    norm = 2 * sum(weight.numel() for weight in net.parameters()) ** 0.5
-    assert float(optimizer.clip_grad_norm(None)) == pytest.approx(norm)
-    assert float(optimizer.clip_grad_norm(1.5)) == pytest.approx(norm)
-    assert float(optimizer.clip_grad_norm(9.0)) == pytest.approx(1.5)
-
-
 # Muon
 
 

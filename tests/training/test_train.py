@@ -1,6 +1,5 @@
 """train.py end to end in one process: logs, exact resume, signals, stages, and what stops a run."""
 
-import json
 import math
 import shutil
 import signal
@@ -13,9 +12,7 @@ import pytest
 
 import evaluate
 import generate
-from data import ByteTokenizer, DataError, open_prepared, store
-from data.files import read_json, sha256_of
-from data.preparation.prepared import opening
+from data import open_prepared
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from generation import samples
@@ -166,13 +163,6 @@ def test_stages_change_lengths_rates_and_exposure(runs):
     assert open_prepared(manifest["data"]).train.hash == manifest["data_hash"]
 
 
-def test_sampled_positions_change_losses_and_not_the_data(runs, overrides, tmp_path):
-    plain = [word for word in SAMPLED if "positions" not in word]
-    assert trained(*overrides, *plain, "--run-dir", tmp_path) == 0
-    first, ours = (lines(run, "train")[0] for run in (tmp_path, runs[0] / "sampled"))
-    assert first["data"] == ours["data"] and abs(first["loss"] - ours["loss"]) > 1e-6
-
-
 def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, capsys):
     whole = runs[0] / "choices"
     logged = lines(whole, "train")
@@ -291,27 +281,6 @@ def test_text_that_does_not_fit_creates_no_run(overrides, tmp_path, words, error
     assert not (tmp_path / "never").exists()
 
 
-def test_damaged_shards_are_reported_before_training(overrides, tmp_path):
-    """A shard that does not match its hash, and one that does but has an id that the tokenizer
-    lacks."""
-    words = [*overrides, f"data.root={tmp_path / 'prepared'}", "--run-dir"]
-    assert trained(*words, tmp_path / "first") == 0
-    shard = next((tmp_path / "prepared").glob("*/train/*.tokens"))
-    ids = np.fromfile(shard, dtype="<u2")
-    ids[50] = 300
-    ids.tofile(shard)
-    message = rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare"
-    with pytest.raises(DataError, match=message):
-        trained(*words, tmp_path / "never")
-    file = shard.with_name("manifest.json")
-    manifest = read_json(file)
-    manifest["shards"][0]["files"][shard.name]["sha256"] = sha256_of(shard)
-    file.write_text(json.dumps(manifest | {"hash": store._hash(manifest)}))
-    with pytest.raises(DataError, match="the id 300, and the tokenizer 258 ids"):
-        trained(*words, tmp_path / "never")
-    assert not (tmp_path / "never").exists()
-
-
 @pytest.mark.parametrize("bos", [True, False])
 def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     prompts = []
@@ -327,17 +296,3 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0
     tokenizer = Run(tmp_path / "run").tokenizer
     assert prompts == [[tokenizer.bos_id] * bos + tokenizer.encode("abc")]
-
-
-@pytest.mark.parametrize("bos", [True, False])
-def test_default_prompt_is_the_opening_of_a_document(bos):
-    tokenizer = ByteTokenizer()
-    for text, expected in {
-        "  \n\tCall me Ishmael.": "Call me",
-        "Chapter one\nIt was": "Chapter",
-        "Loomings": "Loomings",
-        "": "",
-    }.items():
-        document = np.array([tokenizer.bos_id] * bos + tokenizer.encode(text))
-        documents = SimpleNamespace(has_bos=bos, document=lambda i, document=document: document)
-        assert opening(documents, tokenizer) == expected
