@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from data import GeneratedData, PreparedData, RunData, is_prepared, prepare
+from data import GeneratedData, PreparedData, RunData, is_prepared
 from data.files import remove_drafts
 from data.sampling.exposure import EXPOSURE, write_exposure
 from data.sampling.item_batches import RunSampler
@@ -153,6 +153,8 @@ class TrainingRun:
                     f"the text is not prepared, and {parallel.world} processes were started: "
                     f"prepare it first with {shlex.join(command)}"
                 )
+            from data.preparation.prepare import prepare  # --help and --dry-run do without it
+
             data = prepare(settings.data, self.console)
         if parallel.main:
             data.verify()

@@ -22,6 +22,7 @@ import torch
 
 import training.setup
 from data import DataError
+from data.preparation import prepare as preparation
 from data.sampling.batches import BatchSampler
 from errors import TrainingError
 from model import ContextShard
@@ -285,14 +286,14 @@ def lost_early(folder: Path, words: list[str], number: int) -> dict:
     it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
-        prepare = training.setup.prepare
+        prepare = preparation.prepare
 
         def slow(*places):
             time.sleep(1.5 * TIMEOUT)
             return prepare(*places)
 
         if rank == 0:
-            training.setup.prepare = slow
+            preparation.prepare = slow
         else:
             training.setup.make_model = lambda *_: hit_itself(folder, number)
 

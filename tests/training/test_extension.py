@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.preparation import prepare as preparation
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation.monitor import monitor_targets
@@ -18,7 +19,6 @@ from run_directory.run_settings import RunSettings
 from settings.load import identity
 from tests.training.conftest import ROOT
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
-from training import setup
 
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
 STEM = [
@@ -244,7 +244,7 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides
 def test_invalid_extensions_are_rejected_without_files(
     parent, tmp_path, monkeypatch, words, message
 ):
-    real = setup.prepare
+    real = preparation.prepare
 
     # the text of another tokenizer, without the minute it takes to make
     def prepare(data, console):
@@ -253,7 +253,7 @@ def test_invalid_extensions_are_rejected_without_files(
             monkeypatch.setattr(type(prepared.tokenizer), "hash", "0" * 64)
         return prepared
 
-    monkeypatch.setattr(setup, "prepare", prepare)
+    monkeypatch.setattr(preparation, "prepare", prepare)
     with pytest.raises(TrainingError, match=message):
         trained(
             f"parent.run={parent}",

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from data import prepare
 from data.data_settings import DataSettings
+from data.preparation.prepare import prepare
 from errors import FAILED, RANK_LOST, REQUEUE, TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams

@@ -13,7 +13,7 @@ import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
 from data.generated import generated
-from data.sampling.items import SymbolItems, place_items
+from data.sampling.item_batches import SymbolItems, place_items
 from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
 from data.tasks.strings import CopyTask
 from errors import DataError, EvaluationError, TrainingError
