@@ -65,12 +65,12 @@ def test_resume_is_bit_exact(tmp_path, dtype, optimizer):
 def test_moments_are_restored_under_other_options(tmp_path):
     state = trained(2)
     saved = save(tmp_path, 2, state)
-    groups = {"vectors": {"lr": 0.5}, "positions": {"weight_decay": 0.2}}
-    changed = trained(0, seed=1, settings=AdamWSettings(groups=groups, betas=(0.5, 0.6)))
+    settings = AdamWSettings(positions_lr=0.5, weight_decay=0.2, betas=(0.5, 0.6))
+    changed = trained(0, seed=1, settings=settings)
     changed.restore(saved)
     assert_same(state, changed)
     options = {group["name"]: group["weight_decay"] for group in changed.optimizer.groups}
-    assert options == {"matrices": 0.1, "embeddings": 0, "vectors": 0, "positions": 0.2}
+    assert options == {"matrices": 0.2, "embeddings": 0, "vectors": 0, "positions": 0}
     assert all(group["betas"] == (0.5, 0.6) for group in changed.optimizer.groups)
 
 

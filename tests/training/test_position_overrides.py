@@ -7,7 +7,7 @@ import yaml
 
 from errors import ConfigError
 from model import ModelError
-from run_directory.position_overrides import longest_input, meta_model, override, why, widens
+from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides
 
@@ -73,12 +73,6 @@ def test_learned_temperature_cannot_be_removed():
 def test_override_may_multiply_trained_value():
     root = trained("model.position.theta=300")
     assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
-
-
-def test_position_limits():
-    root = trained("model.position.name=learned")
-    assert longest_input(root) == L0 and longest_input(trained()) is None
-    assert longest_input(override(root, ["model.position.extend=clip"])) is None
 
 
 def schemes(settings: RunSettings) -> dict:

@@ -88,7 +88,7 @@ SAMPLED = [
     "training.checkpoint.keep=9",
 ]
 CHOICES = [
-    "training.optimizer={name: muon, adamw: {lr: 1e-3, groups: {embeddings: {lr: 4e-3}}}}",
+    "training.optimizer={name: muon, adamw: {lr: 1e-3, positions_lr: 4e-3}}",
     "training.z_loss=0.1",
     "training.ema={decay: 0.8, start: 2}",
     "training.checkpoint.keep=9",
@@ -168,7 +168,7 @@ def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, cap
     logged = lines(whole, "train")
     for line in logged:
         assert line["lr"] == pytest.approx(2 * line["adamw_lr"])
-        assert line["embeddings_lr"] == pytest.approx(4 * line["adamw_lr"])
+        assert line["positions_lr"] == pytest.approx(4 * line["adamw_lr"])
     # The loss is logged without the penalty: at the first step that is the whole difference.
     plain = [word for word in CHOICES if "z_loss" not in word]
     assert trained(*overrides, *plain, "--run-dir", tmp_path) == 0
@@ -281,8 +281,7 @@ def test_text_that_does_not_fit_creates_no_run(overrides, tmp_path, words, error
     assert not (tmp_path / "never").exists()
 
 
-@pytest.mark.parametrize("bos", [True, False])
-def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
+def test_samples_start_with_bos(overrides, tmp_path, monkeypatch):
     prompts = []
     real = samples.Generation
 
@@ -291,8 +290,8 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
         return real(model, ids, *args, **more)
 
     monkeypatch.setattr(samples, "Generation", generation)
-    words = ["training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
+    words = ["training.tokens=576", "data.bos=true", f"data.root={tmp_path / 'prepared'}"]
     words += ["training.samples.prompts=[abc]", "data.eos=true"]
     assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0
     tokenizer = Run(tmp_path / "run").tokenizer
-    assert prompts == [[tokenizer.bos_id] * bos + tokenizer.encode("abc")]
+    assert prompts == [[tokenizer.bos_id, *tokenizer.encode("abc")]]
