@@ -111,6 +111,8 @@ class Projection(Mixer):
         super().__init__(kind)
         self.scale = kind.attention_scale
         self.pair_features = 2 * kind.head_dim
+        # features of each key that are those of the previous token
+        self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
         self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
@@ -167,11 +169,6 @@ class Attention(KeyMixer, Projection):
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.v_norm(self.split(self.wv(x)))
         return plan, plan.write(self.shifted(k, step, layer_cache)), v
-
-    @property
-    def shifted_features(self) -> int:
-        """Features of each key that are those of the previous token."""
-        return round(self.position.settings.shifted_keys * self.head_dim)
 
     def shifted(self, k: Tensor, step: AttentionPass, layer_cache: KeyCache | None) -> Tensor:
         """New keys (B, G, T, D), some of whose features are those of the previous token; see
