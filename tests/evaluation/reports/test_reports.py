@@ -233,7 +233,7 @@ def test_generation_report_shows_means_by_source_and_position():
         for start in (8, 16)
     ]
     record = {"cells": cells, "edges": [8, 16, 24], "trained_length": 8, "prompts": 6}
-    r = results_of(record, diagnostic_report.generation_rows, ["trained"])
+    r = results_of(record, diagnostic_report.flat_rows, ["trained"])
     assert [row.value for row in r.table.rows.values()] == [cell["value"] for cell in cells]
     figure = diagnostic_report.source_figure(r, "as trained", sources)
     for axes, measure in zip(figure.axes, diagnostic_report.TEXT, strict=True):
