@@ -45,15 +45,16 @@ model.position.base
 SCHEMES
 model.position.registry
 model.position
-model.cache model.mixers.recurrence model.mixers.convolution
+model.cache model.mixers.recurrence
 model.fast.fla
 model.attention.sharding
 model.mixers.layer_state
 model.mixers.base
 model.attention.softmax
 model.mixers.linear
+model.mixers.short_convolution
 model.mixers.recurrent
-model.mixers.latent model.mixers.short_convolution
+model.mixers.latent
 model.mixers.registry
 model.model_settings
 model.carried_state model.block
