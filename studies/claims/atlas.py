@@ -41,6 +41,13 @@ from studies.claims.claim_settings import QUESTIONS
 from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
 
 FIGURE = "figure"
+READING = "results/reading.png"
+READING_TITLE = "Do schemes that hold also read?"
+READING_TEXT = (
+    "The read gain is the loss of repeated text after its earlier occurrence was replaced, minus "
+    "its loss: above zero, the occurrence was read. [Reading](results/reading.md) has the protocol "
+    "and all numbers."
+)
 TONES = {REPRODUCED: "good", REFUTED: "bad"}
 METHODS = (
     "Verdicts are about this scale: 0.1M to 0.3M parameters, trained in seconds. Each seed "
@@ -233,11 +240,17 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         tables[title] = [table, *(entry.figure for entry in own)]
     how = "How to read the verdicts"
     methods = plain_text(METHODS)
+    reading = {}
+    if (docs / READING).is_file():
+        caption = "What every scheme reads beyond the trained length, and the change of its loss."
+        reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
     cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
     title = "Atlas of claims about length"
     pages = {
-        "atlas.md": markdown(title, lead, {how: [methods]} | tables),
-        "atlas.html": page(markdown(title, lead, {how: [methods, filters(entries)]} | cards), docs),
+        "atlas.md": markdown(title, lead, reading | {how: [methods]} | tables),
+        "atlas.html": page(
+            markdown(title, lead, reading | {how: [methods, filters(entries)]} | cards), docs
+        ),
     }
     for name, text in pages.items():
         write_text(docs / name, text)
