@@ -55,8 +55,8 @@ class FilesSource(RecordSource):
         min_length=1,
     )
     split_bytes: int | None = optional(
-        "split plain text into documents of at most this many bytes, at line breaks; "
-        "null: only a source of a single document, so that spans of it can be held out",
+        "split documents into spans of at most this many bytes, at line breaks; null: only "
+        "those of a source of few long documents, so that spans of them can be held out",
         ge=256,
         exclude_if=lambda value: value is None,
     )

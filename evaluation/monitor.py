@@ -12,8 +12,9 @@ import torch
 
 from data import GeneratedData, RunData
 from data.hashing import canonical_hash
-from data.sampling.items import PLAIN, ItemRows, place_items
+from data.sampling.items import ItemRows, place_items
 from data.sampling.packing import PositionedTokens
+from data.sampling.random_positions import PLAIN
 from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText

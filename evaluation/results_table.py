@@ -50,6 +50,11 @@ class ResultRow(NamedTuple):
     level: float | None = None
 
     @property
+    def place(self) -> tuple:
+        """What sets it apart from other rows."""
+        return (self.variant, self.metric, self.length, self.where, self.at, self.seed)
+
+    @property
     def negated(self) -> "ResultRow":
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
@@ -59,12 +64,14 @@ class ResultsTable:
 
     def __init__(self, rows: Iterable[ResultRow] = ()):
         self.rows: dict[tuple, ResultRow] = {}
+        self.extend(rows)
+
+    def extend(self, rows: Iterable[ResultRow]) -> None:
         for row in rows:
             self.put(row)
 
     def put(self, row: ResultRow) -> None:
-        place = (row.length, row.where, row.at)
-        self.rows[row.variant, row.metric, *place, row.seed] = row
+        self.rows[row.place] = row
 
     def add(
         self,

@@ -8,6 +8,7 @@ use different folders.
 """
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from data.data_settings import DataSettings, MixtureEntry, TaskSource
-from data.files import locked, read_json, write_json
+from data.files import locked, read_json, remove_drafts, write_json
 from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
@@ -57,10 +58,11 @@ from data.tokenizers.tokenizer_settings import (
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
-# A single document is split into at most so many spans of at least so many bytes.
-MOST_SPANS = 60
+# Beyond valid_fraction, at most one document in three is held out.
+ENOUGH = 3 * POINTS_ONLY_BELOW
+# Fewer documents are split into about so many spans, if these have at least so many bytes.
+SPANS = 60
 SPAN = 4096
-MOST_HELD_OUT = 3  # beyond valid_fraction, at most one document in this many is held out
 
 
 def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> RunData:
@@ -157,9 +159,7 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
                 f"{folder} is on a file system without locks; do not prepare it in another "
                 "process meanwhile"
             )
-        if ours is not None:  # left by killed processes; no other process writes here now
-            for draft in folder.rglob(".*.tmp"):
-                draft.unlink(missing_ok=True)
+        remove_drafts(folder)
         yield
 
 
@@ -192,8 +192,6 @@ class _Preparation:
             texts = (spool.texts(valid=True) for spool in self.spools.values())
             index = ShingleIndex([shingles(text) for text in chain.from_iterable(texts)])
         missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
-        if done := len(chunks) - len(missing):
-            self.console.info(f"{done} of {len(chunks)} shards are already tokenized")
         encoder = ChunkEncoder(self.folder, s, self.tokenizer, self.spools, index)
         encoder.run_all(missing, workers, self.console)
         return self._finish(chunks, index, training)
@@ -214,23 +212,26 @@ class _Preparation:
                     f"{source.place}.separator {separator!r} does not occur in {source.label}: "
                     "each file is one document"
                 )
-        if len(spools["text"].keys) == 1 and 0 < s.valid_fraction < 1 and len(spools) == 1:
-            spools["text"] = self._in_spans(spools["text"])
+        if isinstance(s.source, FilesSource) and 0 < s.valid_fraction < 1 and len(spools) == 1:
+            spools["text"] = self._in_spans(spools["text"], s.source)
         return spools
 
-    def _in_spans(self, spool: Spool) -> Spool:
-        """Split a source of a single document, so that spans of it can be held out."""
+    def _in_spans(self, spool: Spool, source: FilesSource) -> Spool:
+        """Split few long documents, so that spans of them can be held out."""
         s = self.settings
-        size = max(SPAN, int(spool.bytes[0]) // MOST_SPANS)
-        if not isinstance(s.source, FilesSource) or spool.bytes[0] < 2 * size:
+        documents = len(spool.keys)
+        total = min(int(spool.bytes.sum()), s.max_bytes or sys.maxsize)
+        size = max(SPAN, total // SPANS)
+        fewest = 2 if documents == 1 else ENOUGH
+        if source.split_bytes is not None or documents >= ENOUGH or total < fewest * size:
             return spool
-        shutil.rmtree(spool.folder)
-        split = s.source.model_copy(update={"split_bytes": size})
-        fill(spool.folder, open_source(split, self.place), s, s.max_bytes, self.console)
-        spool = Spool(spool.folder)
+        source = source.model_copy(update={"split_bytes": size})
+        fill(self.work / "spans", open_source(source, self.place), s, s.max_bytes, self.console)
+        spool = Spool(self.work / "spans")
+        self.settings = s.model_copy(update={"source": source})  # recorded in the manifests
         self.console.info(
-            f"{self.place} is a single document, split into {len(spool.keys)} spans of at most "
-            f"{size:,} bytes so that some can be held out (data.source.split_bytes)"
+            f"{self.place} has {documents} long document{'s' * (documents > 1)}: spans of at most "
+            f"{size:,} bytes are held out, as with data.source.split_bytes={size}"
         )
         return spool
 
@@ -250,7 +251,7 @@ class _Preparation:
                     "validation. Add text, split it with data.source.separator, set "
                     "data.valid_source, or set data.valid_fraction to 0 or 1"
                 )
-            least = POINTS_ONLY_BELOW if len(keys) >= MOST_HELD_OUT * POINTS_ONLY_BELOW else 1
+            least = POINTS_ONLY_BELOW if len(keys) >= ENOUGH else 1
             count = min(max(least, round(fraction * len(keys))), len(keys) - 1)
             text.valid[np.argsort(keys, kind="stable")[:count]] = True
 

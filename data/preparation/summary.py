@@ -71,7 +71,7 @@ def report_few_held_out(summary: dict[str, Any], console: Any) -> None:
     what = "documents" if units == documents else "clusters"
     report(
         f"{units} {what} held out for validation: evaluation {lacks}; add documents, increase "
-        "data.valid_fraction, or set data.valid_source or, for long files, data.source.split_bytes"
+        "data.valid_fraction, or set data.valid_source"
     )
 
 

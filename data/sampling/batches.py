@@ -25,12 +25,11 @@ import torch
 from data.sampling.mixture import MixturePattern
 from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
 from data.sampling.random_draws import permuted
-from data.sampling.random_positions import PlainPositions, PositionDraws
+from data.sampling.random_positions import PLAIN, PlainPositions, PositionDraws
 from data.sampling.segments import Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
 from errors import DataError
 
-PLAIN = PlainPositions()
 TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.sampling.batches import Batch, BatchSampler, content_hash, make_batch, rows_of_rank
-from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
+from data.sampling.items import ItemRows, SymbolItems, place_items
 from data.sampling.packing import IGNORED, PositionedTokens
-from data.sampling.random_positions import PlainPositions
+from data.sampling.random_positions import PLAIN, PlainPositions
 from data.sampling.segments import Segment, SegmentPlan
 from errors import DataError
 

@@ -14,8 +14,6 @@ from data.sampling.random_positions import PlainPositions, PositionDraws
 from data.tasks import SymbolItem, SymbolTask
 from data.tokenizers.symbols import BEGIN, SymbolTokenizer
 
-PLAIN = PlainPositions()
-
 
 class ItemRows(NamedTuple):
     """Items as rows of T inputs, int64."""

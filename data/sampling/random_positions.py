@@ -61,6 +61,9 @@ class PlainPositions(StrictSettings):
         return placed
 
 
+PLAIN = PlainPositions()
+
+
 def _sorted(placed: PositionedTokens, drawn: np.ndarray, base: np.ndarray) -> PositionedTokens:
     """Sorted positions in each document; those of the next one have a greater `base`."""
     return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)

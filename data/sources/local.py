@@ -103,7 +103,10 @@ class Files(Source):
         is_whole = s.separator is None and s.split_bytes is None
         if is_whole and not any(_has_records(path) for _, path in self.files):
             return self._read(self.files[start:])
-        return itertools.islice(self._read(self.files), start, None)
+        documents = self._read(self.files)
+        if s.split_bytes is not None:
+            documents = _in_spans(documents, s.split_bytes)
+        return itertools.islice(documents, start, None)
 
     def _read(self, files: list[tuple[str, Path]]) -> Iterator[Document]:
         clusters = self._clusters()
@@ -118,23 +121,15 @@ class Files(Source):
                         yield self._from_record(f"{name}#{number}", record)
                 elif mark is not None:
                     for number, part in enumerate(_parts(path, mark.encode(), self.most)):
-                        yield from self._from_bytes(
-                            f"{name}#{number}", part, clusters.get(path.name)
-                        )
+                        yield self._from_bytes(f"{name}#{number}", part, clusters.get(path.name))
                 else:
                     raw = path.read_bytes() if path.stat().st_size <= self.most else None
-                    yield from self._from_bytes(name, raw, clusters.get(path.name))
+                    yield self._from_bytes(name, raw, clusters.get(path.name))
 
     def _from_bytes(
         self, name: str, raw: bytes | bytearray | None, cluster: str | None
-    ) -> Iterator[Document]:
-        document = self._too_large(name) if raw is None else decoded(name, raw, cluster)
-        most = self.settings.split_bytes
-        if most is None or document.fault is not None:
-            yield document
-            return
-        for number, text in enumerate(_split(document.text, most)):
-            yield checked(f"{name}@{number}", text, cluster)
+    ) -> Document:
+        return self._too_large(name) if raw is None else decoded(name, raw, cluster)
 
     def _from_record(self, name: str, record: object) -> Document:
         if record is TOO_LARGE:
@@ -261,6 +256,14 @@ def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
             yield None
         elif rest.strip():  # no further part after a separator at the end of the file
             yield rest
+
+
+def _in_spans(documents: Iterator[Document], most: int) -> Iterator[Document]:
+    for document in documents:
+        if document.fault is not None:
+            yield document
+        for number, text in enumerate(_split(document.text, most)):
+            yield checked(f"{document.name}@{number}", text, document.cluster)
 
 
 def _split(text: str, most: int) -> Iterator[str]:

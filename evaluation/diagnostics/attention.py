@@ -1,24 +1,21 @@
 """`protocol: attention`: attention of every method at every length, on windows of the fixed
 targets."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from errors import EvaluationError
 from evaluation.diagnostics.attention_weights import (
-    AttentionRecorder,
     AttentionSample,
     bucket_edges,
-    last_outputs,
+    record_attention,
 )
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
-from evaluation.diagnostics.turns import RotaryPair, frequencies_of, pairs_of
+from evaluation.diagnostics.turns import frequencies_of, pairs_of
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
@@ -37,17 +34,14 @@ class AttentionResult(DiagnosticResult):
 
     Attributes:
         seen: merged over the windows.
+        pairs: rotary pairs of all cells, for results.json.
     """
 
     settings: AttentionDiagnosticSettings
     plan: EvaluationPlan
     layer_kinds: list[str] = field(default_factory=list)
     seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
-    pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
-
-    @property
-    def windows(self) -> int:
-        return len(self.unit)
+    pairs: list[dict] = field(default_factory=list)
 
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
@@ -82,13 +76,8 @@ class AttentionSession(CellSession):
         if plan.note:
             self.warn(plan.note)
         result = self.result
-        result.absent |= subject.absent_cells(result.methods, plan.lengths, refuse=False)
-        if not self.cells():
-            raise EvaluationError(
-                f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: "
-                f"shorten lengths, or add a method that reaches further. {subject.legal}".rstrip()
-            )
-        self.title = f"attention in {result.windows} windows"
+        result.absent |= subject.absent_cells(result.methods, plan.lengths, refuse=True)
+        self.title = f"attention in {len(result.unit)} windows"
         model = subject.under((), settings.dtype)
         result.layer_kinds = list(model.settings.layer_kinds)
         for block, kind in zip(model.blocks, result.layer_kinds, strict=True):
@@ -127,55 +116,33 @@ class AttentionSession(CellSession):
         tokens = torch.from_numpy(tokens).to(self.device)
         parts = []
         for rows in tokens.split(batch):
-            parts.append(self._record(model, rows[:, :-1], cell.length))
+            parts.append(self._record(model, rows[:, :-1]))
             advance(len(rows) / len(tokens))
         return merged(parts)
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
         self.result.seen[cell.where] = values
-        pairs = pairs_of(self.model(cell), self.trained_turns, cell.length)
-        if pairs:
-            self.result.pairs[cell.where] = pairs
-
-    def run(self) -> AttentionResult:
-        super().run()
-        self.result.absent |= self.result.failed
-        return self.result
+        for pair in pairs_of(self.model(cell), self.trained_turns, cell.length):
+            place = {"method": cell.method.label, "length": cell.length}
+            self.result.pairs.append(place | pair)
 
     def trial(self, model: Transformer, length: int, keep: int) -> None:
         tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)
-        self._record(model, tokens, length)
+        self._record(model, tokens)
 
-    def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
+    def _record(self, model: Transformer, tokens: Tensor) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""
-        keep = self.settings.targets
-        recorder = AttentionRecorder(
-            len(model.blocks),
-            length - keep,
-            self.result.edges(length),
-            self.result.subject.trained_length,
+        return record_attention(
+            model,
+            tokens,
+            keep=self.settings.targets,
+            chunk=self.settings.chunk,
+            edges=self.result.edges(tokens.shape[1]),
+            trained_length=self.result.subject.trained_length,
         )
-        last_outputs(
-            model, tokens, keep, length=length, chunk=self.settings.chunk, hooks=recorder.hooks()
-        )
-        return recorder.result()
 
 
 def merged(parts: list[AttentionSample]) -> AttentionSample:
-    """The windows of several batches as one, without measures that are defined in none."""
+    """The windows of several batches as one."""
     values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-    rows = sum(len(part.by_distance) for part in parts)
-    return AttentionSample(
-        {name: value for name, value in values.items() if not value.isnan().all()},
-        torch.cat([part.by_distance for part in parts]),
-        sum(part.visible * (len(part.by_distance) / rows) for part in parts),
-        max(part.mismatch for part in parts),
-    )
-
-
-def mean_of_finite(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Mean over axes of the finite values; NaN where there are none."""
-    there = np.isfinite(values)
-    count = there.sum(axes)
-    total = np.where(there, values, 0.0).sum(axes)
-    return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+    return AttentionSample(values, max(part.mismatch for part in parts))

@@ -9,6 +9,7 @@ compute the weights of the same pairs in blocks of queries, so memory is linear 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -50,19 +51,16 @@ def bucket_edges(longest: int, trained_length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class AttentionSample:
-    """Measures of one batch of windows; float64 tensors on the CPU, NaN for undefined values.
+    """Measures of windows; float64 tensors on the CPU, NaN for undefined values.
 
     Attributes:
-        values: name of a measure -> (B, layers, H), the mean over the queries.
-        by_distance: (B, layers, H, buckets) mass.
-        visible: (layers, buckets) the share of visible keys in each bucket: the mass of uniform
-            attention.
+        values: name of a measure -> (B, layers, H), the mean over the queries; by_distance and
+            visible (B, layers, H, buckets): the mass, and the share of visible keys, which is the
+            mass of uniform attention, in each bucket of distance.
         mismatch: largest |weights·values − output of the model's kernel|.
     """
 
     values: dict[str, Tensor]
-    by_distance: Tensor
-    visible: Tensor
     mismatch: float
 
 
@@ -162,12 +160,7 @@ class AttentionRecorder:
             each = [sums[name] for sums in self.sums]
             return torch.stack([(value.double() / count).cpu() for value, count in each], 1)
 
-        return AttentionSample(
-            {name: mean(name) for name in MEASURES},
-            mean("by_distance"),
-            mean("visible").mean((0, 2)),
-            self.mismatch,
-        )
+        return AttentionSample({name: mean(name) for name in self.sums[0]}, self.mismatch)
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
@@ -194,36 +187,26 @@ def _variance(values: Tensor, counted: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def last_outputs(
+def record_attention(
     model: Transformer,
     tokens: Tensor,
     keep: int,
-    *,
-    length: int,
     chunk: int,
-    hooks: Sequence[AttentionHook] | None = None,
-) -> Tensor:
-    """(B, keep, V) logits after the last `keep` of tokens (B, L), the ones before them prefilled in
-    chunks.
-
-    `length`: declared length of the sequence. `hooks` are called in the last pass, which has `keep`
-    queries.
-    """
-    rows, inputs = tokens.shape
-    cache = model.make_cache(rows, inputs)
-    before = inputs - keep
-    out = torch.empty(0)
-    for start in [*range(0, before, chunk), before]:
-        stop = min(before, start + chunk) if start < before else inputs
+    edges: Sequence[int],
+    trained_length: int,
+) -> AttentionSample:
+    """What the last `keep` of tokens (B, L) attend to, the ones before them prefilled in chunks;
+    `edges`: of buckets of distance."""
+    rows, length = tokens.shape
+    first = length - keep
+    recorder = AttentionRecorder(len(model.blocks), first, edges, trained_length)
+    cache = model.make_cache(rows, length)
+    for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(
             stop - start, offset=start, length=length, device=tokens.device
         )
-        last = stop == inputs
-        out = model(
-            tokens[:, start:stop],
-            places,
-            cache=cache,
-            keep=keep if last else 0,
-            hooks=hooks if last else None,
-        )
-    return out
+        options = {"keep": 0}
+        if stop == length:
+            options = {"keep": keep, "hooks": recorder.hooks()}
+        model(tokens[:, start:stop], places, cache=cache, **options)
+    return recorder.result()

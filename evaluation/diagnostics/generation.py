@@ -39,19 +39,14 @@ class GenerationResult(DiagnosticResult):
     Attributes:
         edges: of the buckets of positions; the first is the prompt's length.
         values: (method, source) -> measure -> (prompts, buckets).
-        tokens: (method, source) -> (prompts, N) ids, the prompt first, and (prompts,) the number of
-            tokens.
         text: (method, source) -> continuation of the first prompt.
-        shorter: methods whose positions end before the full length, and why.
     """
 
     settings: GenerationDiagnosticSettings
     edges: list[int]
     targets_hash: str
     values: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
-    tokens: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     text: dict[tuple[str, str], str] = field(default_factory=dict)
-    shorter: dict[str, str] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
@@ -107,21 +102,25 @@ class GenerationSession(CellSession):
         super().__init__(result, None, console, EvaluationRanks())
         self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.title = f"{len(self.real)} prompts of {prompt} tokens"
-        self.ends = {method.label: _reach(result, method, total) for method in result.methods}
+        # the last token is generated and not read
+        result.absent |= subject.absent_cells(
+            result.methods, [total], refuse=True, ends={total: total - 1}
+        )
 
     def cells(self) -> list[EvaluationCell]:
+        rows, total = self.real.shape
         return [
             EvaluationCell(
                 method,
-                end,
-                self.key(method, end) | {"source": source, "method": method.label},
-                inputs=np.full(len(self.real), end),
-                keep=end - self.prompt,
+                total,
+                self.key(method, total) | {"source": source, "method": method.label},
+                inputs=np.full(rows, total),
+                keep=total - self.prompt,
                 chunk=self.settings.chunk,
                 role=source,
             )
             for method in self.result.methods
-            for end in [self.ends[method.label]]
+            if (method.label, total) not in self.result.absent
             for source in self.result.sources
         ]
 
@@ -136,42 +135,30 @@ class GenerationSession(CellSession):
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
-    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Ids, the number of tokens of each row, and the measures of a continuation of every
-        prompt, scored by the model in one pass, declared at its own length."""
-        total = cell.length
-        tokens = self.real[:, :total]
-        ends = np.full(len(tokens), total)
+    ) -> tuple[str, dict[str, np.ndarray]]:
+        """The continuation of the first prompt, and the measures of that of every prompt, scored by
+        the model in one pass, declared at its own length."""
+        tokens = self.real
+        ends = np.full(len(tokens), cell.length)
         if cell.role != REAL:
             temperatures = {source_of(t): t for t in self.settings.temperatures}
             tokens, ends = self._generate(
                 model, tokens, temperatures[cell.role], lambda: advance(1 / cell.keep)
             )
-        scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=total)
+        scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=cell.length)
         nll = np.full(tokens.shape, np.nan)
         for start in range(0, len(tokens), batch):
             rows = slice(start, start + batch)
             nll[rows, self.prompt :] = scorer(tokens[rows], cell.keep)
-        edges = [edge for edge in self.result.edges if edge < total] + [total]
-        values = by_bucket(tokens, ends, nll, edges)
+        values = by_bucket(tokens, ends, nll, self.result.edges)
         if not np.isfinite(values["nll"][:, 0]).any():
             raise CellFailed(f"the loss of the text is not finite ({cell.role})")
-        room = ((0, 0), (0, len(self.result.edges) - len(edges)))
-        padded = {
-            name: np.pad(value, room, constant_values=np.nan) for name, value in values.items()
-        }
-        return tokens, ends, padded
+        text = self.tokenizer.decode(tokens[0, self.prompt : ends[0]].tolist())
+        return text, values
 
-    def keep(
-        self,
-        cell: EvaluationCell,
-        values: tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]],
-    ) -> None:
-        tokens, ends, measures = values
-        where = cell.method.label, cell.role
-        self.result.values[where] = measures
-        self.result.tokens[where] = tokens, ends
-        self.result.text[where] = self.tokenizer.decode(tokens[0, self.prompt : ends[0]].tolist())
+    def keep(self, cell: EvaluationCell, values: tuple[str, dict[str, np.ndarray]]) -> None:
+        where = (cell.method.label, cell.role)
+        self.result.text[where], self.result.values[where] = values
 
     def _generate(
         self,
@@ -209,18 +196,3 @@ class GenerationSession(CellSession):
                 is_end = np.isin(out[row, prompt:], eos_ids)
                 ends[row] = prompt + int(is_end.argmax())  # without the EOS token itself
         return out, ends
-
-
-def _reach(result: GenerationResult, method: Method, total: int) -> int:
-    """Total tokens under a method: as many buckets as its positions reach."""
-    limit = result.subject.longest(method.overrides)
-    if limit is None or total - 1 <= limit:  # the last token is generated and not read
-        return total
-    reason = f"its positions end after {limit} tokens"
-    result.shorter[method.label] = reason
-    if limit + 1 < result.edges[1]:
-        raise EvaluationError(
-            f"method {method.label!r} has no room for {result.edges[1] - result.edges[0]} new "
-            f"tokens after a prompt of {result.edges[0]}: {reason}; decrease prompt or bucket"
-        )
-    return max(edge for edge in result.edges if edge <= limit + 1)

@@ -1,29 +1,13 @@
 """Rotary pairs without a full rotation in training."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from model import Transformer
 from model.position.schemes.rope import Rope
-
-
-@dataclass(frozen=True)
-class RotaryPair:
-    """One rotary pair of one kind of layer under one method.
-
-    `wavelength`: tokens at the evaluated length; None for a pair that does not rotate.
-    `turns_trained`: in the trained length as trained. `turns`: in the evaluated length under the
-    method.
-    """
-
-    kind: str
-    pair: int
-    wavelength: float | None
-    turns_trained: float
-    turns: float
 
 
 def frequencies_of(model: Transformer, length: int) -> dict[str, Tensor]:
@@ -39,19 +23,18 @@ def frequencies_of(model: Transformer, length: int) -> dict[str, Tensor]:
     return out
 
 
-def pairs_of(model: Transformer, trained: dict[str, Tensor], length: int) -> list[RotaryPair]:
-    """Every rotary pair; `trained`: turns within the trained length as trained, by kind of layer
-    (pairs,)."""
-    return [
-        RotaryPair(
-            kind,
-            pair,
-            wavelength=2 * math.pi / frequency if frequency else None,
-            turns_trained=turns,
-            turns=length * frequency / (2 * math.pi),
-        )
-        for kind, frequencies in frequencies_of(model, length).items()
-        for pair, (turns, frequency) in enumerate(
-            zip(trained.get(kind, torch.zeros(0)).tolist(), frequencies.tolist(), strict=False)
-        )
-    ]
+def pairs_of(model: Transformer, trained: dict[str, Tensor], length: int) -> Iterator[dict]:
+    """Every rotary pair of each kind of layer: its wavelength in tokens (None if it does not
+    rotate), its turns in the trained length as trained, from `trained` (pairs,) by kind, and in
+    this length."""
+    for kind, frequencies in frequencies_of(model, length).items():
+        turns = trained.get(kind, torch.zeros(0)).tolist()
+        pairs = zip(turns, frequencies.tolist(), strict=False)
+        for pair, (turns_trained, frequency) in enumerate(pairs):
+            yield {
+                "kind": kind,
+                "pair": pair,
+                "wavelength": 2 * math.pi / frequency if frequency else None,
+                "turns_trained": turns_trained,
+                "turns": length * frequency / (2 * math.pi),
+            }

@@ -20,17 +20,15 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter, Symm
 
 from evaluation.reports.figures import (
     COLOURS,
-    DASHED,
     FAINT,
-    GRID,
     INK,
     MARKERS,
     SOFT,
     Curve,
     FigureText,
     Panel,
-    fix_ticks,
     mark,
+    name_rows,
     panels,
     token_axis,
 )
@@ -101,14 +99,12 @@ class LengthAxis:
     Attributes:
         ticks: its range; at most eight are shown.
         trained: trained lengths, marked by dotted lines.
-        place: the x of a row.
-        log: log2 or linear.
+        place: the x of a row, on a log2 scale.
     """
 
     ticks: Sequence[float]
     trained: Sequence[float] = ()
     place: Callable[[ResultRow], float] = attrgetter("length")
-    log: bool = True
 
     def apply(self, axes: Axes, name_marks: bool = False) -> None:
         low = min(*self.ticks, *self.trained)
@@ -116,13 +112,8 @@ class LengthAxis:
         ticks = list(self.ticks)
         while len(ticks) > 8:
             ticks = ticks[::-2][::-1]
-        if self.log:
-            token_axis(axes, ticks)
-            axes.set_xlim(low / 2**0.25, high * 2**0.25)
-        else:
-            fix_ticks(axes, ticks)
-            room = max(0.03 * (high - low), 1.0)
-            axes.set_xlim(low - room, high + room)
+        token_axis(axes, ticks)
+        axes.set_xlim(low / 2**0.25, high * 2**0.25)
         for length in self.trained:
             mark(axes, length, f"trained length {length:,}" if name_marks else "")
 
@@ -179,37 +170,36 @@ def length_panel(
         share: values from 0 to 1, in per cent.
         named: with a key beside the panel; else on an axis from 0.
     """
+    rows = list(rows)
     curves = curves_of(rows, styles, axis)
     number = signed if band else plain
     if share:
         number = "{:.0%}".format
     longest = max((curve.end[0] for curve in curves), default=0.0)
-
-    def with_value(curve: Curve) -> Curve:
-        if not named or not curve.label:
-            return curve
-        x, value = curve.end
-        label = f"{curve.label}  {number(value)}"
-        return replace(curve, label=label if x == longest else f"{label} at {x:,.0f}")
+    if named:
+        for n, curve in enumerate(curves):
+            x, value = curve.end
+            text = number(value) if x == longest else f"{number(value)} at {x:,.0f}"
+            if curve.label:
+                curves[n] = replace(curve, label=f"{curve.label}  {text}")
 
     def scales(axes: Axes) -> None:
         axis.apply(axes, name_marks=named and not heading)
-        limit = math.inf if top is None else top
-        values = [at for _, at in levels]
-        for curve in curves:
-            values += [*curve.y, *curve.low, *curve.high]
-        values = [min(value, limit) for value in values if math.isfinite(value)]
+        values = [at for _, at in levels] + ends_of(rows)
+        if top is not None:
+            values = [min(value, top) for value in values]
         set_scale(axes, "y", [0.0, *values] if share or not named else values, band)
         if not named:
             axes.tick_params(labelsize=8, length=2.5)
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
+    note = f" (linear within ±{band:g})" if band else ""
     return Panel(
-        [with_value(curve) for curve in curves],
-        heading + linear_note(band) if heading else "",
+        curves,
+        heading and heading + note,
         [(label.replace("{}", number(at)), at, SOFT) for label, at in levels],
-        y=y if heading else y + linear_note(band),
+        y=y and y + note,
         scales=scales,
         named=named,
         height=height,
@@ -295,24 +285,20 @@ def dots_panel(
             hollow=math.isnan(row.low),
         )
         curves.append(curve)
-    values = [value for row in [*rows, *shared] for value in (row.value, row.low, row.high)]
 
     def scales(axes: Axes) -> None:
-        set_scale(axes, "x", [value for value in values if math.isfinite(value)], band)
+        set_scale(axes, "x", ends_of([*rows, *shared]), band)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        names = [styles[row.variant].label(row.variant) for row in rows]
-        axes.set_yticks(range(len(rows)), names, fontsize=9)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
-        axes.spines["left"].set_visible(False)
-        axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-        for at, (row, curve) in enumerate(zip(rows, curves, strict=True)):
-            place = ((1, at), (5, 0), ("axes fraction", "data"), "offset points")
-            axes.annotate(signed(row.value), *place, va="center", fontsize=8.5, color=curve.color)
+        name_rows(axes, [styles[row.variant].label(row.variant) for row in rows])
 
     height = 0.215 * len(rows) + 0.55
     return Panel(curves, heading, scales=scales, named=False, height=height)
+
+
+def ends_of(rows: Iterable[ResultRow]) -> list[float]:
+    """All finite values and ends of intervals."""
+    values = [value for row in rows for value in (row.value, row.low, row.high)]
+    return [value for value in values if math.isfinite(value)]
 
 
 def heat_map(
@@ -353,11 +339,6 @@ def heat_map(
 
     height = 0.9 + 0.42 * max(3, len(places))
     return Panel(y=y, scales=draw, is_filled=bool(rows), height=height)
-
-
-def linear_note(band: float | None) -> str:
-    """For the label of an axis that is linear within ± `band` and logarithmic beyond."""
-    return f" (linear within ±{band:g})" if band else ""
 
 
 def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:

@@ -1,7 +1,7 @@
 """Report of several runs on the same targets: losses and paired differences from the first run."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from evaluation.reports.loss_report import (
     UNDERTRAINED,
     LossResults,
     bars_note,
+    columns_of,
     details,
     differences,
     loss_figure,
@@ -26,6 +27,7 @@ from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
+NUMBERS = ("nll", "perplexity", "bits_per_byte")
 
 
 def comparison_report(
@@ -46,29 +48,33 @@ def comparison_report(
     """
     first = results[0]
     runs = dict(zip(names, results, strict=True))
-    for other_name, other in runs.items():
+    for run, other in runs.items():
         if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
             raise EvaluationError(
-                f"{other_name} and {names[0]} have different targets; evaluate both with equal "
-                "settings"
+                f"{run} and {names[0]} have different targets; evaluate both with equal settings"
             )
     entries = {
         run if method.label == TRAINED else f"{run}, {method.label}": (result, method)
         for run, result in runs.items()
         for method in result.methods
     }
+    record = {
+        **facts,
+        **first.facts,
+        "protocol": first.plan.protocol,
+        "trained_length": first.subject.trained_length,
+        "dtype": first.settings.dtype,
+        "targets_hash": first.plan.hash,
+        "targets": len(first.document),
+    }
     r = LossResults(
         title=f"{len(runs)} runs",
-        names=list(entries),
-        noun="run",
-        facts={
-            **first.facts,
-            "protocol": first.plan.protocol,
-            "trained_length": first.subject.trained_length,
-            "targets": len(first.document),
-            "targets_hash": first.plan.hash,
-            "dtype": first.settings.dtype,
+        variants={
+            label: {"run": result.subject.name, "method": method.label}
+            for label, (result, method) in entries.items()
         },
+        noun="run",
+        facts=record,
         lengths=first.plan.lengths,
         unit_kind=first.unit_kind,
         units=len(np.unique(first.unit)),
@@ -76,37 +82,38 @@ def comparison_report(
         confidence=first.settings.confidence,
         undertrained=[label for label, (run, _) in entries.items() if _is_undertrained(run)],
         baseline=names[0],
-        primary=first.plan.lengths,
-        against=f"NLL minus that of {names[0]}",
         per="token" if first.plan.span_bytes is None else "byte",
         also_trained=[run.subject.trained_length for run in results],
     )
     _add_losses(r, entries)
-    intervals = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
+    record["family"] = r.difference_family
+    record["cells"] = [
+        {
+            "run": result.subject.name,
+            "method": method.label,
+            "step": result.subject.step,
+            "checkpoint_hash": result.subject.checkpoint_hash,
+            "train_length": result.subject.trained_length,
+            "length": length,
+            **columns_of(r.table, label, length, ("difference",), NUMBERS),
+        }
+        for label, (result, method) in entries.items()
+        for length in r.lengths
+    ]
+    over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
     text = FigureText(
         "Loss of several runs by context length",
         f"The same {r.sample} at every length ({first.plan.protocol})",
-        bars_note(r.table.select("difference"), f"{intervals} {r.difference_family}"),
+        bars_note(r.table.select("difference"), f"{over} {r.difference_family}"),
     )
-    answers = details(r) or [f"{r.against}: point estimates only."]
+    *sentences, verdict = details(r) or [f"{r.against}: point estimates only."]
     return EvaluationReport(
         name=name,
         title=f"Loss of {listed(list(names))}",
         results=r,
-        variants={
-            label: {"run": result.subject.name, "method": method.label}
-            for label, (result, method) in entries.items()
-        },
-        record={
-            **facts,
-            **first.facts,
-            "targets_hash": first.plan.hash,
-            "targets": len(first.document),
-            "cells": list(_cells(r, entries)),
-        },
-        verdict=answers[-1],
+        verdict=verdict,
         details=[
-            *answers[:-1],
+            *sentences,
             *(
                 f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
                 f"{each.subject.trained_length:,}."
@@ -115,19 +122,7 @@ def comparison_report(
             "Differences describe these checkpoints, not a training method.",
             first.screening.sentence,
         ],
-        caveats=caveats(
-            first.settings,
-            r.units,
-            r.unit_kind,
-            {(row.variant, row.length): row.note for row in r.table.select("failure")},
-            unchecked=first.screening.unchecked,
-            precision={
-                (run, *cell): difference
-                for run, each in runs.items()
-                for cell, difference in each.precision.items()
-            },
-            notes=list(dict.fromkeys(note for each in results for note in each.notes)),
-        ),
+        caveats=caveats(r.units, r.unit_kind, runs),
         tables=[overview(r), differences(r)],
         draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r))},
         more_records={"targets.json": first.plan.record},
@@ -143,11 +138,11 @@ def _is_undertrained(result: EvaluationResult) -> bool:
 def _add_losses(r: LossResults, entries: Entries) -> None:
     """The losses of each entry at each length, and their differences from the first entry."""
     first, method = next(iter(entries.values()))
-    reference = {n: first.nll.get((method.label, n)) for n in r.lengths}
     changes = {}
-    for label, (result, method) in entries.items():
-        for length, base in reference.items():
-            cell = (method.label, length)
+    for label, (result, own) in entries.items():
+        for length in r.lengths:
+            cell = (own.label, length)
+            base = first.nll.get((method.label, length))
             nll = result.nll.get(cell)
             if nll is None:
                 reason = result.absent.get(cell) or result.failed.get(cell) or ""
@@ -165,28 +160,3 @@ def _add_losses(r: LossResults, entries: Entries) -> None:
     for (label, length), change in changes.items():
         difference = interval(change, alpha=1 - r.confidence, family=r.difference_family)
         r.table.add(label, "difference", difference, length)
-
-
-def _cells(r: LossResults, entries: Entries) -> Iterator[dict]:
-    """The numbers of each entry at each length for results.json."""
-    for label, (result, method) in entries.items():
-        for length in r.lengths:
-            difference = r.table.get(label, "difference", length)
-            failure = r.table.get(label, "failure", length)
-            yield {
-                "run": result.subject.name,
-                "method": method.label,
-                "step": result.subject.step,
-                "checkpoint_hash": result.subject.checkpoint_hash,
-                "train_length": result.subject.trained_length,
-                "length": length,
-                "nll": r.table.value(label, "nll", length),
-                "perplexity": r.table.value(label, "perplexity", length),
-                "bits_per_byte": r.table.value(label, "bits_per_byte", length),
-                "difference": difference and difference.value,
-                "low": difference and difference.low,
-                "high": difference and difference.high,
-                "units": difference and difference.units,
-                "family": difference and difference.family,
-                "failure": failure.note if failure else "",
-            }

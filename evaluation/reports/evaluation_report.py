@@ -1,7 +1,7 @@
 """The report of one evaluation of any kind: its long table, a record, sentences, tables and
 figures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ from evaluation.reports.document import ReportTable, markdown, page, picture, pl
 from evaluation.reports.figures import save
 from evaluation.reports.reported_results import ReportedResults
 from evaluation.reports.results_files import write_clean_json, write_results, write_table
-from evaluation.scoring.methods import name_of
 
 DOWNLOADS = {
     "results.csv": "all numbers",
@@ -28,9 +27,7 @@ class EvaluationReport:
 
     Attributes:
         name: of the results folder, unless the settings name one.
-        results: the long table, which becomes results.csv.
-        variants: further columns of the variants; default: their methods.
-        record: results.json, besides the summary.
+        results: the long table, which becomes results.csv, and the content of results.json.
         verdict: what was found, in one sentence.
         details: further sentences.
         caveats: what limits the numbers.
@@ -42,12 +39,10 @@ class EvaluationReport:
     name: str
     title: str
     results: ReportedResults
-    variants: Mapping[str, dict] | None = None
-    record: dict
-    verdict: str
-    details: Sequence[str]
-    caveats: Sequence[str]
-    tables: Sequence[ReportTable]
+    verdict: str = ""
+    details: list[str] = field(default_factory=list)
+    caveats: Sequence[str] = ()
+    tables: Sequence[ReportTable] = ()
     more_tables: Sequence[ReportTable] = ()
     draw: Callable[[], dict[str, Figure]] = dict
     items: dict[str, pd.DataFrame] = field(default_factory=dict)
@@ -63,15 +58,10 @@ class EvaluationReport:
 
     def write_numbers(self, folder: Path) -> list[Path]:
         """Write tables, records and summary.txt into `folder`; returns results.csv and .json."""
-        variants = self.variants
-        if variants is None:
-            methods = self.record["methods"]
-            variants = {name_of(method): {"method": method} for method in methods}
-        table = (variants, self.results.table, self.results.facts)
-        write_results(folder / "results.csv", [({}, *table)])
+        write_results(folder / "results.csv", [self.results])
         for name, rows in self.items.items():
             write_table(folder / name, rows)
-        record = {"format": 1, "summary": self.summary, **self.record}
+        record = {"format": 1, "summary": self.summary, **self.results.facts}
         for name, content in {"results.json": record, **self.more_records}.items():
             write_clean_json(folder / name, content)
         write_text(folder / "summary.txt", "\n".join(self.summary) + "\n")

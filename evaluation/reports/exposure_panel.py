@@ -1,6 +1,7 @@
 """A panel of a figure: how often training used each position and each distance of its x axis."""
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -8,47 +9,30 @@ from data.sampling.exposure import Exposure
 from evaluation.reports.charts import LengthAxis
 from evaluation.reports.figures import COLOURS, DASHED, Curve, Panel
 
-
-def shares(
-    counts: np.ndarray,
-    tokens: int,
-    first: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The curve of one count: x = 1, 2, ... tokens of context and the share of the training tokens
-    at position x − 1 (or with a key at distance x − 1). Bins below 0 are left out."""
-    kept = counts[-first:] if first < 0 else counts
-    start = max(first, 0)
-    x = np.arange(start + 1, start + 1 + len(kept), dtype=np.float64)
-    return x, kept / max(tokens, 1)
+PER_OCTAVE = 12  # points of a line for each doubling of the context
 
 
-def thinned(
-    x: np.ndarray,
-    y: np.ndarray,
-    per_octave: int = 12,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means of y in geometric bins of x (consecutive whole numbers), at the geometric centers."""
-    bins = np.floor(np.log2(x) * per_octave).astype(np.int64)
-    _, index, counts = np.unique(bins, return_inverse=True, return_counts=True)
-    centers = np.exp2(np.bincount(index, weights=np.log2(x)) / counts)
-    return centers, np.bincount(index, weights=y) / counts
+def shares(counts: np.ndarray, tokens: int, first: int = 0) -> np.ndarray:
+    """The curve of one count (2, n): x = 1, 2, ... tokens of context, and the share of the training
+    tokens at position x − 1 (or with a key at distance x − 1), as means of bins of equal width on a
+    log scale up to the last position trained on. `first`: position of the first count; positions
+    below 0 are left out."""
+    x = np.arange(first, first + len(counts)) + 1.0
+    table = pd.DataFrame({"x": x, "share": counts / max(tokens, 1)})[x > 0]
+    means = table.groupby(np.floor(PER_OCTAVE * np.log2(table.x))).mean()
+    means = pd.concat([means, table[table.share > 0][-1:]])
+    return means[means.share > 0].to_numpy().T
 
 
 def exposure_panel(exposure: Exposure, axis: LengthAxis) -> Panel:
-    """A panel over tokens of context: the exposure in training. Shares of zero are not drawn, so a
-    line ends at the last trained position."""
-    curves = []
-    for label, counts, first, color, dash in (
-        ("at this position", exposure.positions, exposure.first, COLOURS[0], "-"),
-        ("with a key at this distance", exposure.distances, 0, COLOURS[1], DASHED),
-    ):
-        x, y = shares(counts, exposure.tokens, first)
-        if y.any():
-            last = float(x[-1])
-            x, y = thinned(x, y)
-            x = np.append(x[y > 0], last)
-            y = np.append(y[y > 0], y[y > 0][-1])
-            curves.append(Curve(label, x, y, color, width=1.6, dash=dash))
+    """A panel over tokens of context: the exposure in training. A line ends at the last trained
+    position."""
+    positions = shares(exposure.positions, exposure.tokens, exposure.first)
+    distances = shares(exposure.distances, exposure.tokens)
+    curves = [
+        Curve("at this position", *positions, COLOURS[0]),
+        Curve("with a key at this distance", *distances, COLOURS[1], dash=DASHED),
+    ]
 
     def scales(axes: Axes) -> None:
         axis.apply(axes)

@@ -33,6 +33,7 @@ GRID = "#E6E6E6"
 DOTTED = (0, (1, 2))
 DASHED = (0, (5, 3))
 WIDTH = 7.2  # inches
+DPI = 200
 HEAD = 0.62  # inches for title and subtitle
 KEY_ROW = 0.19  # inches of a row of a key
 KEY: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "borderaxespad": 0, "labelspacing": 0.3}
@@ -213,9 +214,18 @@ def panels(
     has_key = names == "below" and len(known) > 1
     key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.1 if has_key else 0.0
     with rc_context(STYLE):
-        figure, (low, high) = canvas(text, sum(heights) + key_height, width)
-        under = low + key_height / figure.get_figheight()
-        area = (0.008, under, 0.984, high - under)
+        head = HEAD if text.title else 0.1
+        foot = 0.24 + 0.14 * text.note.count("\n") if text.note else 0.06
+        total = head + sum(heights) + key_height + foot
+        figure = Figure(figsize=(width, total), dpi=DPI)
+        FigureCanvasAgg(figure)
+        title = {"fontsize": 11.5, "fontweight": "bold", "color": INK, "va": "top"}
+        figure.text(0.02, 1 - 0.12 / total, text.title, **title)
+        small = {"fontsize": 8.5, "color": SOFT, "va": "top", "parse_math": text.formula}
+        figure.text(0.02, 1 - 0.36 / total, text.subtitle, **small)
+        figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
+        under = (foot + key_height) / total
+        area = (0.008, under, 0.984, 1 - head / total - under)
         figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.06, w_pad=0.02))
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
         for axes in grid.flat[len(shown) :]:
@@ -241,43 +251,29 @@ def panels(
             figure.legend(
                 handles=[handles[label] for label in known],
                 loc="lower center",
-                bbox_to_anchor=(0.5, low),
+                bbox_to_anchor=(0.5, foot / total),
                 ncols=key_columns,
                 **KEY,
             )
         return figure
 
 
-def canvas(
-    text: FigureText, height: float, width: float = WIDTH
-) -> tuple[Figure, tuple[float, float]]:
-    """A figure with `height` inches for the axes, and the vertical range of those inches."""
-    head = HEAD if text.title else 0.1
-    foot = 0.24 + 0.14 * text.note.count("\n") if text.note else 0.06
-    total = head + height + foot
-    figure = Figure(figsize=(width, total), dpi=200)
-    FigureCanvasAgg(figure)
-    place = 1 - 0.12 / total
-    figure.text(0.02, place, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top")
-    subtitle = figure.text(
-        0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, color=SOFT, va="top"
-    )
-    subtitle.set_parse_math(text.formula)
-    figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
-    return figure, (foot / total, 1 - head / total)
-
-
 def token_axis(axes: Axes, ticks: Sequence[float]) -> None:
     """A log2 x axis of tokens with these ticks."""
     axes.set_xscale("log", base=2)
-    fix_ticks(axes, ticks)
-
-
-def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """Ticks of the x axis, as whole numbers."""
     axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Names at the left of rows 0, 1, ..., and a line at zero."""
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
+    axes.spines["left"].set_visible(False)
+    axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
 
 
 def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
@@ -294,13 +290,11 @@ def power_of_ten(value: float) -> str:
     )
 
 
-def save(
-    figure: Figure, folder: Path, name: str, dpi: int = 200, formats: Sequence[str] = ("png", "svg")
-) -> Path:
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> Path:
     """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
     with rc_context(STYLE):
         for kind in formats:
             metadata = {"Date": None} if kind == "svg" else None
             with atomic(folder / f"{name}.{kind}") as file:
-                figure.savefig(file, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+                figure.savefig(file, format=kind, facecolor="white", metadata=metadata)
     return folder / f"{name}.{formats[0]}"

@@ -4,7 +4,6 @@ the schemes of a study: their tables, sentences and figures are the same."""
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -40,6 +39,7 @@ from evaluation.reports.read_gain_report import (
 from evaluation.reports.reported_results import (
     ReportedResults,
     by_sign,
+    method_variants,
     named,
     seed_counts,
 )
@@ -48,8 +48,8 @@ from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.analysis import Analysis, describe_scheme
-from evaluation.statistics.intervals import POINTS_ONLY_BELOW, unit_means
-from evaluation.statistics.verdicts import POINTS_ONLY
+from evaluation.statistics.intervals import unit_means
+from evaluation.statistics.verdicts import INCONCLUSIVE, POINTS_ONLY
 
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 TONES = {"held": "good", "broken": "bad"}
@@ -85,7 +85,6 @@ class LossResults(ReportedResults):
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
-        against: what differences are.
         per: what losses are per: token, or byte where tokenizers differ.
     """
 
@@ -100,10 +99,14 @@ class LossResults(ReportedResults):
     unigram: float | None = None
     undertrained: Sequence[str] = ()
     baseline: str | None = None
-    against: str = ""
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
     per: str = "token"
+
+    @property
+    def against(self) -> str:
+        """What differences are."""
+        return f"NLL minus that of {self.baseline}"
 
     @property
     def longer(self) -> list[int]:
@@ -143,47 +146,44 @@ class LossResults(ReportedResults):
 
 def overview(r: LossResults) -> ReportTable:
     """A row per variant: NLL at every length, the verdict, and the net gain at the longest."""
-    judged = any(map(r.beyond, r.names))
+    is_judged = any(map(r.beyond, r.names))
+    columns = [r.noun, *(["seeds"] if r.seeds else []), *(f"{n:,}" for n in r.lengths)]
+    notes = []
+    if is_judged:
+        columns += ["verdict", f"net gain at {r.lengths[-1]:,}"]
+        cut = f"NLL with the context truncated to {r.trained_length:,}"
+        interval = f"; {r.intervals}" if r.intervals else ""
+        notes.append(f"Net gain: {cut} minus NLL{interval}.")
     rows: list[list[Cell]] = []
     for name in r.names:
-        levels = [r.table.get(name, "nll", length) for length in r.lengths]
         row: list[Cell] = [f"{name} †" if name in r.undertrained else name]
         if r.seeds:
             row.append(str(r.seeds[name]))
-        row += [NONE if level is None else plain(level.value) for level in levels]
-        if judged:
-            gain = r.table.get(name, "delta", r.longer[-1])
+        for length in r.lengths:
+            level = r.table.get(name, "nll", length)
+            row.append(NONE if level is None else plain(level.value))
+        if is_judged:
+            gain = r.table.get(name, "delta", r.lengths[-1])
             row += [verdict_cell(r, name), NONE if gain is None else gain_cell(gain, marked=False)]
         rows.append(row)
-    columns = [r.noun, *(["seeds"] if r.seeds else []), *(f"{n:,}" for n in r.lengths)]
-    notes = []
-    if judged:
-        columns += ["verdict", f"net gain at {r.longer[-1]:,}"]
-        interval = f"; {r.intervals}" if r.intervals else ""
-        cut = f"NLL with the context truncated to {r.trained_length:,}"
-        notes.append(f"Net gain: {cut} minus NLL{interval}.")
-    notes += [f"Unigram model: {r.unigram:.3f}."] if r.unigram is not None else []
+    if r.unigram is not None:
+        notes.append(f"Unigram model: {r.unigram:.3f}.")
     if r.undertrained:
         notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
-    nats = "nats" if r.per == "token" else f"nats per {r.per}"
-    title = f"{r.title}: NLL in {nats} by context length, {r.sample}"
+    title = f"{r.title}: NLL in nats per {r.per} by context length, {r.sample}"
     return ReportTable(title, columns, rows, " ".join(notes))
 
 
 def gains(r: LossResults) -> ReportTable:
     """The verdict and the net gain at the lengths between the trained and the longest length."""
-    rows = [row for row in r.table.select("delta") if row.length in r.longer[:-1]]
     bound = f"{r.tolerance:g} nats"
-    note = (
-        f"Broken: the upper end is below −{bound}. Held: the one-sided 97.5% lower bound is above "
-        f"−{bound} here and at every shorter length. Otherwise inconclusive."
-    )
     return pivot(
         "Net gain over truncation at shorter lengths",
-        rows,
+        [row for name in r.names for row in r.beyond(name) if row.length < r.lengths[-1]],
         gain_cell,
         index={r.noun: lambda row: row.variant},
-        note=note if r.intervals else "",
+        note=f"Broken: the upper end is below −{bound}. Held: the one-sided 97.5% lower bound is "
+        f"above −{bound} here and at every shorter length. Otherwise inconclusive.",
     )
 
 
@@ -197,11 +197,6 @@ def differences(r: LossResults) -> ReportTable:
         note += f" Paired by seed, same checkpoints as {r.baseline}: {', '.join(paired)}."
     index = {r.noun: lambda row: row.variant}
     return pivot(r.against, rows, difference_cell, index=index, note=note)
-
-
-def tables(r: LossResults) -> list[ReportTable]:
-    found = [overview(r), read_gain_table(r), gains(r)]
-    return [table for table in found if table.rows]
 
 
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
@@ -221,15 +216,22 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
         return "flat by construction" if name == TRUNCATE else NONE
     if not r.claims(name):
         return POINTS_ONLY
-    held = r.table.value(name, "held_to")
-    broken = r.table.value(name, "break_point")
-    words = [f"held to {held:,.0f}"] if held else []
-    words += [f"broken at {broken:,.0f}"] if broken else []
-    tone = "bad" if broken else "good" if held == r.longer[-1] else ""
-    return TableCell(", ".join(words) or "inconclusive", tone)
+    held, broken, text = outcome(r, name)
+    tone = "bad" if broken < math.inf else "good" if -held == r.lengths[-1] else ""
+    return TableCell(text, tone)
 
 
 # Sentences.
+
+
+def outcome(r: LossResults, name: str) -> tuple[float, float, str]:
+    """Minus the longest length held, the shortest length broken, and both in words: in the order of
+    the best."""
+    held = r.table.value(name, "held_to") or 0
+    broken = r.table.value(name, "break_point") or math.inf
+    words = [f"held to {held:,.0f}"] if held else []
+    words += [f"broken at {broken:,.0f}"] if broken < math.inf else []
+    return -held, broken, ", ".join(words) or INCONCLUSIVE
 
 
 def verdict(r: LossResults) -> str:
@@ -238,61 +240,39 @@ def verdict(r: LossResults) -> str:
     longest = r.lengths[-1]
     if longest <= l0:
         return f"Only lengths up to the trained length {l0:,} were measured: no verdicts."
-    setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
-    claims = list(filter(r.claims, r.names))
-    if not claims:
-        few = f"training seeds or {r.unit_kind}s" if r.seeds else f"{r.unit_kind}s"
-        return f"{setup}: no verdicts, too few {few}."
     outcomes: dict[tuple, list[str]] = {}
-    for name in claims:
-        if held := r.table.value(name, "held_to"):
-            key = (0, -held, f"held to {held:,.0f}")
-        elif broken := r.table.value(name, "break_point"):
-            key = (1, broken, f"broken at {broken:,.0f}")
-        else:
-            key = (2, 0.0, "inconclusive at all longer lengths")
-        outcomes.setdefault(key, []).append(name)
-    parts = [f"{named(r, outcomes[key])} {key[2]}" for key in sorted(outcomes)]
+    for name in filter(r.claims, r.names):
+        outcomes.setdefault(outcome(r, name), []).append(name)
+    parts = [f"{named(r, outcomes[key])} {key[-1]}" for key in sorted(outcomes)]
+    if not parts:
+        parts = [f"no verdicts, too few {'training seeds or ' if r.seeds else ''}{r.unit_kind}s"]
+    setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
     return f"{setup}: {'; '.join(parts)}."
 
 
 def details(r: LossResults) -> list[str]:
     """Use of context, and differences from the baseline, in sentences without numbers of the
     tables."""
-    return [*_truncation(r), *_against_baseline(r), *_reach(r), *read_gain_sentences(r)]
-
-
-def _truncation(r: LossResults) -> list[str]:
-    """The sign of the net gain over truncation at the longest length."""
-    longest = r.lengths[-1]
-    rows = [row.negated for row in r.table.select("delta") if row.length == longest and row.verdict]
-    rows = [row for row in rows if r.claims(row.variant)]
-    if not rows:
-        return []
-    none = "" if any(row.low > 0 for row in rows) else f"positive for no {r.noun}; "
-    signs = by_sign(r, rows, "positive", "negative")
-    return [f"Net gain over truncation at {longest:,}: {none}{signs}."]
-
-
-def _against_baseline(r: LossResults) -> list[str]:
-    """The signs of the differences at the trained and at the longest primary length."""
     lines = []
-    rows = [row for row in r.table.select("difference") if math.isfinite(row.low)]
+    longest = r.lengths[-1]
+    changes = [row for row in r.table.select("delta") if row.length == longest]
+    signs = by_sign(r, [row.negated for row in changes if row.verdict], "positive", "negative")
+    if signs:
+        none = "" if "positive" in signs else f"positive for no {r.noun}; "
+        lines.append(f"Net gain over truncation at {longest:,}: {none}{signs}.")
+    rows = r.table.select("difference")
     lengths = sorted({row.length for row in rows})
     for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
         here = [row for row in rows if row.length == length]
-        signs = by_sign(r, here, "higher (worse)", "lower (better)")
-        lines.append(f"{r.against} at {length:,}: {signs}.")
-    return lines
-
-
-def _reach(r: LossResults) -> list[str]:
-    """The context reach of the variants."""
-    by_text: dict[str, list[str]] = {}
+        if signs := by_sign(r, here, "higher (worse)", "lower (better)"):
+            lines.append(f"{r.against} at {length:,}: {signs}.")
+    reaches: dict[str, list[str]] = {}
     for row in r.table.select("context_reach"):
-        by_text.setdefault(row.note, []).append(row.variant)
-    parts = [f"{text} ({named(r, names)})" for text, names in by_text.items()]
-    return [f"Context reach: {'; '.join(parts)}."] if parts else []
+        reaches.setdefault(row.note, []).append(row.variant)
+    if reaches:
+        parts = [f"{text} ({named(r, names)})" for text, names in reaches.items()]
+        lines.append(f"Context reach: {'; '.join(parts)}.")
+    return lines + read_gain_sentences(r)
 
 
 # Figures.
@@ -391,53 +371,40 @@ def loss_report(
     exposure: Exposure | None = None,
 ) -> EvaluationReport:
     """The report; `exposure` in training is drawn below the figure."""
-    record = record_of(result, analysis)
-    r = loss_results(record, analysis.table, result.subject.name)
-    for row in read_gain_rows(record):
-        r.table.put(row)
+    r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
+    r.table.extend(read_gain_rows(r.facts))
+    r.table.extend(position_rows(r.facts))
     if not result.settings.exposure:
         exposure = None
-    if analysis.buckets:
-        for row in position_rows(record).rows.values():
-            r.table.put(row)
-        made = position_tables(r)
-        figure_name = "nll_by_position"
-        draw_figure = partial(position_figure, r, styles(r), exposure)
-        answer = position_verdict(r)
-    else:
-        made = tables(r)
-        same = "the same " if result.plan.protocol == "fixed-targets" else ""
-        at_each = " at every length" if same else ""
-        subtitle = f"{r.title}: {same}{r.sample}{at_each} ({result.plan.protocol})"
-        gain_rows = [row for row in r.table.select("delta") if row.verdict]
-        note = bars_note(gain_rows, r.intervals)
-        text = FigureText("Loss beyond the trained length", subtitle, note)
-        figure_name = "nll_by_length"
-        draw_figure = partial(loss_figure, r, text, styles(r), exposure)
-        answer = verdict(r)
-    shown = 2 if analysis.read_gains else 1  # tables that are printed without --verbose
-    return EvaluationReport(
+    protocol = result.plan.protocol
+    notes = list(analysis.notes)
+    if r.undertrained:
+        notes.append(
+            f"The model is undertrained: NLL as trained {r.truncated:.2f}, of a unigram model "
+            f"{r.unigram:.2f}."
+        )
+    report = EvaluationReport(
         name=name,
-        title=f"Loss of {result.subject.name}",
+        title=f"Loss of {r.title}",
         results=r,
-        record=record,
-        verdict=answer,
-        details=[*details(r), *reference(result, analysis), result.screening.sentence],
-        caveats=caveats(
-            result.settings,
-            analysis.units,
-            analysis.unit_kind,
-            {**result.absent, **result.failed},
-            unchecked=result.screening.unchecked,
-            undertrained=analysis.learned if r.undertrained else None,
-            precision=result.precision,
-            notes=[*analysis.notes, *result.notes],
-        ),
-        tables=made[:shown],
-        more_tables=made[shown:],
-        draw=lambda: {figure_name: draw_figure()},
+        verdict=verdict(r),
+        details=[*details(r), *reference(result, r), result.screening.sentence],
+        caveats=caveats(r.units, r.unit_kind, {"": result}, notes),
+        tables=[overview(r), read_gain_table(r)],
+        more_tables=[gains(r)],
+        draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r), exposure)},
         more_records={"targets.json": result.plan.record},
     )
+    same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
+    subtitle = f"{r.title}: {same}{r.sample}{at_each} ({protocol})"
+    gain_rows = [row for row in r.table.select("delta") if row.verdict]
+    text = FigureText("Loss beyond the trained length", subtitle, bars_note(gain_rows, r.intervals))
+    if analysis.buckets:
+        report.tables = position_tables(r)
+        report.more_tables = ()
+        report.draw = lambda: {"nll_by_position": position_figure(r, styles(r), exposure)}
+        report.verdict = position_verdict(r)
+    return report
 
 
 def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
@@ -452,7 +419,7 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
     is_undertrained = None not in (unigram, truncated) and truncated > unigram - UNDERTRAINED
     return LossResults(
         title=title,
-        names=[name_of(method) for method in methods],
+        variants=method_variants(methods),
         facts=record,
         table=table,
         lengths=record["lengths"],
@@ -467,61 +434,70 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
     )
 
 
-def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
+def reference(result: EvaluationResult, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
-    l0 = result.subject.trained_length
     lines = []
-    value = analysis.table.value
-    perplexity = value(name_of(TRAINED), "perplexity", l0)
-    bits = value(name_of(TRAINED), "bits_per_byte", l0)
-    if perplexity is not None:
+    trained = columns_of(r.table, name_of(TRAINED), r.trained_length, numbers=NUMBERS)
+    if trained["perplexity"] is not None:
+        bits = trained["bits_per_byte"]
         more = "" if bits is None else f", {bits:.3f} bits per byte"
-        lines.append(f"As trained at {l0:,}: perplexity {perplexity:.2f}{more}.")
-    kind = analysis.unit_kind
-    documents = counted(analysis.documents, "document")
-    if analysis.units >= POINTS_ONLY_BELOW:
         lines.append(
-            f"{documents}; intervals over {kind}s describe this checkpoint on such text, not the "
-            "positional scheme."
+            f"As trained at {r.trained_length:,}: perplexity {trained['perplexity']:.2f}{more}."
         )
+    documents = counted(r.facts["documents"], "document")
+    lines.append(f"{documents}; intervals describe this checkpoint, not the positional scheme.")
     if result.left_out:
         reasons = [f"{label} ({reason})" for label, reason in result.left_out.items()]
         lines.append(f"Built-in methods that do not apply here: {', '.join(reasons)}.")
     return lines
 
 
-def cell_of(table: ResultsTable, method: str, length: int) -> dict:
-    """The numbers of one method at one length as results.json has them: None for those that do not
-    exist, and no `delta` up to the trained length."""
-    name = name_of(method)
-    rows = {metric: table.get(name, metric, length) for metric in (*INTERVALS, *NUMBERS)}
-    delta = rows["delta"]
-    if delta is None or not delta.verdict:
-        rows |= {"delta": None, "delta_upper_one_sided": None}
-    cell = {"method": method, "length": length}
-    for metric, row in rows.items():
-        cell[metric] = None if row is None else row.value
-        if metric in INTERVALS:
-            cell[f"{metric}_low"] = None if row is None else row.low
-            cell[f"{metric}_high"] = None if row is None else row.high
+def columns_of(
+    table: ResultsTable,
+    name: str,
+    length: int,
+    intervals: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+) -> dict:
+    """The numbers of one variant at one length as results.json has them: None for those that do not
+    exist."""
+    columns = {}
+    for metric in (*intervals, *numbers):
+        row = table.get(name, metric, length)
+        columns[metric] = row and row.value
+        if metric in intervals:
+            columns[f"{metric}_low"] = row and row.low
+            columns[f"{metric}_high"] = row and row.high
     failure = table.get(name, "failure", length)
-    cell["verdict"] = delta.verdict if rows["delta"] else None
-    cell["failure"] = None if failure is None else failure.note
-    return cell
+    return columns | {"failure": failure and failure.note}
+
+
+def cell_of(result: EvaluationResult, table: ResultsTable, method: str, length: int) -> dict:
+    """One method at one length in results.json, with no change up to the trained length."""
+    columns = columns_of(table, name_of(method), length, INTERVALS, NUMBERS)
+    delta = table.get(name_of(method), "delta", length)
+    verdict = (delta and delta.verdict) or None
+    if verdict is None:
+        columns |= dict.fromkeys(("delta", "delta_low", "delta_high", "delta_upper_one_sided"))
+    return {
+        "method": method,
+        "length": length,
+        **columns,
+        "verdict": verdict,
+        "scheme": describe_scheme(result, method, length),
+        "exists": (method, length) not in result.absent,
+        "unit_nll": by_unit(result, result.nll.get((method, length))),
+    }
+
+
+def by_unit(result: EvaluationResult, nll: np.ndarray | None) -> list[float] | None:
+    """Mean NLL of each unit in the order of `units`."""
+    return None if nll is None else unit_means(nll, result.unit).tolist()
 
 
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     """The content of results.json."""
-
-    def by_unit(nll: np.ndarray | None) -> list[float] | None:
-        """Mean NLL of each unit in the order of `units`."""
-        return None if nll is None else unit_means(nll, result.unit).tolist()
-
-    ids, first, counts = np.unique(
-        result.unit,
-        return_index=True,
-        return_counts=True,
-    )
+    ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
     units = {
         "kind": result.unit_kind,
         "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
@@ -531,9 +507,9 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     }
     return {
         **basis(result),
-        "targets": analysis.n_targets,
-        "documents": analysis.documents,
-        "unit": analysis.unit_kind,
+        "targets": len(result.document),
+        "documents": len(np.unique(result.document)),
+        "unit": result.unit_kind,
         "family": analysis.family,
         "tolerance": result.settings.tolerance,
         "bos": result.settings.bos,
@@ -544,16 +520,11 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "contamination": result.screening.record,
         "units": units,
         "unigram_nll": analysis.unigram,
-        "unigram_unit_nll": by_unit(result.unigram),
-        "truncated_nll": None if result.truncated is None else float(result.truncated.mean()),
-        "truncated_unit_nll": by_unit(result.truncated),
+        "unigram_unit_nll": by_unit(result, result.unigram),
+        "truncated_nll": analysis.truncated,
+        "truncated_unit_nll": by_unit(result, result.truncated),
         "cells": [
-            {
-                **cell_of(analysis.table, method.label, length),
-                "scheme": describe_scheme(result, method.label, length),
-                "exists": (method.label, length) not in result.absent,
-                "unit_nll": by_unit(result.nll.get((method.label, length))),
-            }
+            cell_of(result, analysis.table, method.label, length)
             for method in result.methods
             for length in result.plan.lengths
             if (method.label, length) in result.nll | result.absent | result.failed

@@ -4,6 +4,7 @@ Metrics: nll_at_positions, gain_at_positions; `at` and `until` are the positions
 """
 
 import math
+from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
@@ -14,23 +15,21 @@ from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.reported_results import ReportedResults, by_sign
 from evaluation.reports.text import interval_text, plain
-from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import name_of
 
 TOLERANCE = 0.02  # nats; shaded in the figure
 
 
-def position_rows(record: dict) -> ResultsTable:
-    table = ResultsTable()
+def position_rows(record: dict) -> Iterator[ResultRow]:
     for method, buckets in record["by_position"].items():
         for bucket in buckets:
             place = {"at": bucket["low"], "until": bucket["high"]}
             gain = bucket["gain"]
             ends = {end: number(gain.get(end)) for end in ("low", "high")}
             name = name_of(method)
-            table.put(ResultRow(name, "nll_at_positions", bucket["nll"], **place))
-            table.put(ResultRow(name, "gain_at_positions", gain["estimate"], **place, **ends))
-    return table
+            yield ResultRow(name, "nll_at_positions", bucket["nll"], **place)
+            yield ResultRow(name, "gain_at_positions", gain["estimate"], **place, **ends)
 
 
 def position_tables(r: ReportedResults) -> list[ReportTable]:

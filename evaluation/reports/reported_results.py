@@ -1,8 +1,10 @@
 """What a report is made from: the long table of one evaluation and the facts about it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from evaluation.reports.document import Cell, ReportTable, pivot
 from evaluation.reports.text import counted, dtype_note, listed
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import name_of
@@ -17,20 +19,24 @@ class ReportedResults:
 
     Attributes:
         title: of sections and figures: the run, or the name of a study's evaluation.
-        names: the variants in their order.
+        variants: in their order, with their columns in results.csv: method, run or scheme.
         noun: what a variant is.
-        facts: results.json of the evaluation, or of the first one of a study.
+        facts: results.json of the evaluation without its summary, or of the first one of a study.
         seeds: number of training seeds of each variant; empty for an evaluation of runs.
         place: columns of results.csv: the evaluation and the group of cells of a study.
     """
 
     title: str
-    names: list[str]
+    variants: dict[str, dict[str, str]]
     noun: str = "method"
     facts: Mapping
     table: ResultsTable = field(default_factory=ResultsTable)
     seeds: dict[str, int] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.variants)
 
     @property
     def trained_length(self) -> int:
@@ -45,6 +51,10 @@ class ReportedResults:
         elif documents := self.facts.get("documents"):
             count = f"{self.title}: {counted(documents, 'document')}"
         return count + dtype_note(self.facts.get("dtype", "float32"))
+
+
+def method_variants(methods: Iterable[str]) -> dict[str, dict[str, str]]:
+    return {name_of(method): {"method": method} for method in methods}
 
 
 def melted(
@@ -66,6 +76,23 @@ def melted(
                     low=number(cell.get(f"{metric}_low")),
                     high=number(cell.get(f"{metric}_high")),
                 )
+
+
+def metrics_table(
+    r: ReportedResults,
+    title: str,
+    headings: Mapping[str, str],
+    write: Callable[[ResultRow], Cell],
+    index: Mapping[str, Callable[[ResultRow], str]],
+    note: str = "",
+) -> ReportTable:
+    """A row for each variant and `index`, a column for each metric."""
+    rows = [row for metric in headings for row in r.table.select(metric, where=None)]
+    rows = [row for row in rows if not row.where.startswith("layer")]
+    rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
+    index = {r.noun: lambda row: row.variant, **index}
+    columns = attrgetter("metric")
+    return pivot(title, rows, write, index=index, columns=columns, headings=headings, note=note)
 
 
 def seed_counts(results: ReportedResults, noun: str) -> str:

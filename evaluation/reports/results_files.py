@@ -9,33 +9,26 @@ from pathlib import Path
 import pandas as pd
 
 from data.files import write_text
-from evaluation.results_table import ResultsTable
+from evaluation.reports.reported_results import ReportedResults
 
 # Facts about an evaluation that results.csv repeats in each row.
 FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", "tokenizer_hash")
 FACTS += ("targets_hash", "items_hash", "checkpoint_hash", "targets", "documents", "unit")
 
 
-def write_results(
-    path: Path,
-    tables: Sequence[tuple[dict, Mapping[str, dict], ResultsTable, Mapping]],
-) -> None:
-    """results.csv: the rows of each table.
-
-    Args:
-        tables: columns before the rows (such as study and evaluation), more columns of each variant
-            (such as its run and method), the rows, and the facts of results.json.
-    """
+def write_results(path: Path, results: Sequence[ReportedResults], **first: str) -> None:
+    """results.csv: the rows of all tables, after columns that are `first`."""
     records = [
         {
-            **place,
+            **first,
+            **r.place,
             "variant": row.variant,
-            **variants.get(row.variant, {}),
-            **dict(zip(row._fields[1:], row[1:], strict=True)),
-            **{key: facts.get(key) for key in FACTS},
+            **r.variants[row.variant],
+            **row._asdict(),
+            **{key: r.facts.get(key) for key in FACTS},
         }
-        for place, variants, table, facts in tables
-        for row in table.rows.values()
+        for r in results
+        for row in r.table.rows.values()
     ]
     write_table(path, records)
 

@@ -28,8 +28,13 @@ from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.provenance import basis
-from evaluation.reports.reported_results import ReportedResults, melted
-from evaluation.reports.text import counted, percent, signed
+from evaluation.reports.reported_results import (
+    ReportedResults,
+    melted,
+    method_variants,
+    metrics_table,
+)
+from evaluation.reports.text import counted, percent, with_ends
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.scoring.session import MeasuredCells
@@ -60,51 +65,46 @@ NOTES = {
 
 def task_report(result: TaskResult, analysis: TaskAnalysis, name: str = "task") -> EvaluationReport:
     """Of a task in text."""
-    record = record_of(result, analysis)
-    details = []
+    report = report_of(result, record_of(result, analysis), name)
     if result.drawn.count < CLAIM_ITEMS:
-        details.append(
+        report.details.append(
             f"{result.drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
         )
-    report = report_of(result, record, name, details)
     report.items = {"items.csv": item_rows(result)}
     return report
 
 
 def item_report(result: ItemResult, name: str) -> EvaluationReport:
     """Of a task on symbols."""
-    least, most = result.subject.settings.data.source.bounds
+    report = report_of(result, item_record(result), name)
+    least, most = report.results.facts["trained_lengths"]
     trained = f"{most}" if least == most else f"{least}–{most}"
-    return report_of(result, item_record(result), name, [f"Trained on lengths {trained}."])
+    report.details.append(f"Trained on lengths {trained}.")
+    return report
 
 
-def report_of(
-    result: MeasuredCells, record: dict, name: str, details: list[str]
-) -> EvaluationReport:
+def report_of(result: MeasuredCells, record: dict, name: str) -> EvaluationReport:
     r = ReportedResults(
         title=result.subject.name,
-        names=[name_of(method.label) for method in result.methods],
+        variants=method_variants(method.label for method in result.methods),
         facts=record,
-        table=task_rows(record),
+        table=ResultsTable(task_rows(record)),
     )
     first, *more = task_tables(r)
     kind = record["unit"]
     level = f"{100 * result.settings.confidence:g}%"
-    details.insert(
-        0,
+    details = (
         f"{counted(record['unit_count'], kind)}; intervals by length: {level} over {kind}s, "
         f"simultaneous over {record['family']} methods and lengths. They describe this checkpoint, "
-        "not the positional scheme.",
+        "not the positional scheme."
     )
-    missing = {**result.absent, **result.failed}
     return EvaluationReport(
         name=name,
-        title=f"{task_title(r)}: {result.subject.name}",
+        title=f"{task_title(r)}: {r.title}",
         results=r,
-        record=record,
         verdict=task_verdict(r),
-        details=details,
-        caveats=caveats(result.settings, record["unit_count"], kind, missing),
+        details=[details],
+        caveats=caveats(record["unit_count"], kind, {"": result}),
         tables=[first],
         more_tables=more,
         draw=lambda: figures_of(r),
@@ -128,13 +128,12 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
 
 
 def common_record(result: MeasuredCells) -> dict:
-    missing = {**result.absent, **result.failed}
     return {
         **basis(result),
         "task": result.facts["task"],
         "not_measured": [
             {"method": method, "length": length, "reason": reason}
-            for (method, length), reason in missing.items()
+            for (method, length), reason in (result.absent | result.failed).items()
         ],
     }
 
@@ -237,18 +236,17 @@ def item_rows(result: TaskResult) -> pd.DataFrame:
 # Views of the long table.
 
 
-def task_rows(record: dict) -> ResultsTable:
+def task_rows(record: dict) -> Iterator[ResultRow]:
     """The long table of a record."""
-    table = ResultsTable()
     for cell in record["cells"]:
         main = "accuracy" if "accuracy" in cell else "exact"
         for row in melted([cell], METRICS):
             verdict = cell.get("against_chance", "") if row.metric == main else ""
-            table.put(row._replace(verdict=verdict))
+            yield row._replace(verdict=verdict)
     for metric in ("by_depth", "by_distance"):
-        for spot in record.get(metric) or []:
+        for spot in record.get(metric) or ():
             share = spot["share"]
-            row = ResultRow(
+            yield ResultRow(
                 name_of(spot["method"]),
                 f"accuracy_{metric}",
                 share["share"],
@@ -258,8 +256,6 @@ def task_rows(record: dict) -> ResultsTable:
                 low=number(share.get("low")),
                 high=number(share.get("high")),
             )
-            table.put(row)
-    return table
 
 
 def main_rows(r: ReportedResults) -> list[ResultRow]:
@@ -295,26 +291,18 @@ def _chance(r: ReportedResults) -> str:
 
 def task_tables(r: ReportedResults) -> list[ReportTable]:
     """A row per variant and length; and accuracy by depth."""
-    rows = [row for metric in METRICS for row in r.table.select(metric)]
-    rows.sort(key=lambda row: (r.names.index(row.variant), row.length))
-    index = {r.noun: lambda row: row.variant, "length": lambda row: length_text(r, row)}
+    length = {"length": lambda row: length_text(r, row)}
     notes = [note for metric, note in NOTES.items() if r.table.select(metric)]
     by_depth = r.table.select("accuracy_by_depth")
+    title = f"{task_title(r)}: {r.subtitle}, chance {_chance(r)}"
+    note = f"{'; '.join(notes)}.".capitalize()
     return [
-        pivot(
-            f"{task_title(r)}: {r.subtitle}, chance {_chance(r)}",
-            rows,
-            task_cell,
-            index=index,
-            columns=lambda row: row.metric,
-            headings=METRICS,
-            note=f"{'; '.join(notes)}.".capitalize(),
-        ),
+        metrics_table(r, title, METRICS, task_cell, length, note),
         pivot(
             "Accuracy by depth of the answer (0: beginning of the text)",
             by_depth,
             lambda row: f"{row.value:.0%}",
-            index=index,
+            index={r.noun: lambda row: row.variant, **length},
             columns=lambda row: row.at,
             headings={at: f"depth {at:.2g}" for at in sorted({row.at for row in by_depth})},
         ),
@@ -323,8 +311,7 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
 
 def task_cell(row: ResultRow) -> Cell:
     if row.metric == "gain":
-        low, high = (signed(100 * end, 1) for end in (row.low, row.high))
-        return signed(100 * row.value, 1) + ("" if math.isnan(row.low) else f" [{low}, {high}]")
+        return with_ends(*(100 * number for number in (row.value, row.low, row.high)), digits=1)
     text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
     if row.verdict and row.verdict != ABOVE_CHANCE:
         text += f" {row.verdict}"

@@ -17,11 +17,11 @@ def signed(value: float, digits: int = 3) -> str:
     return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
 
 
-def with_ends(value: float, low: float, high: float) -> str:
+def with_ends(value: float, low: float, high: float, digits: int = 3) -> str:
     """`+0.123 [+0.100, +0.146]`, or the value alone for a point estimate."""
-    if math.isnan(low) or math.isnan(high):
-        return signed(value)
-    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
+    if math.isnan(low):
+        return signed(value, digits)
+    return f"{signed(value, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
 
 
 def interval_text(row: ResultRow) -> str:

@@ -61,11 +61,8 @@ class EvaluationResult(MeasuredCells):
     # of the plan's repeated targets, and after their earlier occurrence was replaced
     repeated: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     control: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # caveats about the methods
     # built-in methods that do not apply, and why
     left_out: dict[str, str] = field(default_factory=dict)
-    # mean bfloat16 - float32, nats
-    precision: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 class EvaluationSession(CellSession):
@@ -91,7 +88,7 @@ class EvaluationSession(CellSession):
         ranks: EvaluationRanks | None = None,
     ):
         schemes = subject.schemes(methods)
-        notes = _sinks(methods, schemes, settings.bos, subject)
+        notes = [targets.screening.unchecked, *_sinks(methods, schemes, settings.bos, subject)]
         self.targets = targets
         self.text = targets.text
         self.plan = targets.plan
@@ -117,7 +114,7 @@ class EvaluationSession(CellSession):
             absent=subject.absent_cells(
                 methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
             ),
-            notes=notes,
+            notes=list(filter(None, notes)),
         )
         super().__init__(result, cells, console, ranks or EvaluationRanks())
         self.title = f"{self.plan.n_targets:,} targets"

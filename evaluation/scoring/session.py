@@ -51,6 +51,9 @@ class MeasuredCells:
     # cells that cannot exist, and why
     absent: dict[tuple[str, int], str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of the cell
+    # mean bfloat16 - float32, nats
+    precision: dict[tuple[str, int], float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # caveats
 
 
 @dataclass(frozen=True, eq=False)

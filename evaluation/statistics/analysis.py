@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from errors import EvaluationError
-from evaluation.results_table import ResultRow, ResultsTable
+from evaluation.results_table import ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.statistics.context_reach import add_reach, context_reach
+from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.read_gain import read_gains
 from evaluation.statistics.verdicts import (
@@ -35,7 +35,7 @@ class Analysis:
         table: the long table; variants are the names of methods (`name_of`). `where` is `seen` or
             `unseen` for units whose cluster is in the training text, or not.
         buckets, read_gains: parts of results.json by position, and of repeated text.
-        learned: unigram NLL − NLL(as trained, L0) on the same targets.
+        unigram, truncated: NLL of a unigram model and as trained at L0, on the same targets.
         notes: about the methods without a verdict.
     """
 
@@ -43,12 +43,8 @@ class Analysis:
     buckets: dict[str, list[dict]]
     read_gains: list[dict]
     family: int
-    units: int
-    unit_kind: str
-    documents: int
-    n_targets: int
     unigram: float | None
-    learned: float | None
+    truncated: float | None
     notes: list[str]
 
 
@@ -60,42 +56,39 @@ def analyze(result: EvaluationResult) -> Analysis:
             f"under any method at any length ({next(iter(result.failed.values()))}); evaluate "
             "another checkpoint"
         )
+    l0 = result.subject.trained_length
+    has_baseline = result.truncated is not None
+    is_by_position = result.plan.protocol == "by-position"
     judged, notes = _judged_methods(result)
-    cells = {(label, n) for label in judged for n in result.plan.lengths}
-    beyond = {cell for cell in cells if cell[1] > result.subject.trained_length}
+    cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
     rules = VerdictRules(
-        result.subject.trained_length,
+        l0,
         result.settings.tolerance,
         alpha=1 - result.settings.confidence,
-        family=max(1, len(beyond - result.absent.keys())),
+        family=max(1, len(cells - result.absent.keys())),
     )
-    if result.truncated is None or result.plan.protocol == "by-position":
+    if not has_baseline or is_by_position:
         judged = []
     table = ResultsTable()
     for method in result.methods:
         _add_levels(table, result, method.label, rules)
         if method.label in judged:
             _add_changes(table, result, method.label, rules)
-    _add_reaches(table, result)
-    seen = None if result.plan.protocol == "by-position" else result.seen
-    if seen is not None and len(np.unique(seen)) > 1:
+    _add_reaches(table, result, rules)
+    seen = result.seen
+    if seen is not None and seen.any() and not seen.all() and not is_by_position:
         for where, here in (("unseen", ~seen), ("seen", seen)):
-            _add_part(table, result, where, here, judged, rules)
-    unigram = None if result.unigram is None else pooled(result.unigram)
-    learned = None
-    if unigram is not None and result.truncated is not None:
-        learned = unigram - pooled(result.truncated)
+            for method in result.methods:
+                _add_levels(table, result, method.label, rules, where, here)
+                if method.label in judged:
+                    _add_part(table, result, method.label, rules, where, here)
     return Analysis(
         table=table,
-        buckets=_buckets(result),
-        read_gains=_read_gains(result),
+        buckets=by_position(result) if is_by_position and has_baseline else {},
+        read_gains=list(read_gains(result)),
         family=rules.family,
-        units=len(np.unique(result.unit)),
-        unit_kind=result.unit_kind,
-        documents=len(np.unique(result.document)),
-        n_targets=len(result.document),
-        unigram=unigram,
-        learned=learned,
+        unigram=None if result.unigram is None else pooled(result.unigram),
+        truncated=pooled(result.truncated) if has_baseline else None,
         notes=notes,
     )
 
@@ -114,7 +107,6 @@ def _add_levels(
     unit = result.unit[here]
     for length in result.plan.lengths:
         cell = (label, length)
-        scheme = describe_scheme(result, label, length)
         failure = result.absent.get(cell) or result.failed.get(cell)
         if failure and not where:
             table.add(name, "failure", math.nan, length, note=failure)
@@ -122,17 +114,19 @@ def _add_levels(
             continue
         nll = result.nll[cell][here]
         level = interval(unit_means(nll, unit), alpha=rules.alpha)
+        scheme = describe_scheme(result, label, length)
         table.add(name, "nll", level, length, where=where, note=scheme)
         table.put(table.get(name, "nll", length, where)._replace(value=pooled(nll)))
         table.add(name, "perplexity", perplexity(nll), length, where=where)
         if result.truncated is not None:
-            gain = unit_means(result.truncated[here] - nll, unit)
-            gain = interval(gain, alpha=rules.alpha)
-            table.add(name, "gain", gain, length, where=where)
-        bits = None if where else bits_per_byte(nll, result.n_bytes)
+            gains = unit_means(result.truncated[here] - nll, unit)
+            table.add(name, "gain", interval(gains, alpha=rules.alpha), length, where=where)
+        if where:
+            continue
+        bits = bits_per_byte(nll, result.n_bytes)
         if bits is not None:
             table.add(name, "bits_per_byte", bits, length)
-        if cell in result.precision and not where:
+        if cell in result.precision:
             table.add(name, "bfloat16_minus_float32", result.precision[cell], length)
 
 
@@ -144,41 +138,37 @@ def _add_changes(
     differences = {n: nll - result.truncated for n, nll in _by_length(result, label).items()}
     changes = {n: unit_means(values, result.unit) for n, values in differences.items()}
     add_verdicts(table, name, changes, rules, missing=_failed(result, label))
-    # else spans are not equally long
-    span = result.plan.span if result.screening.kept.all() else None
     for length, values in differences.items():
         if length > rules.trained_length:
-            add_needed(table, name, length, values, result.unit, result.document, rules, span)
-            _add_ratio(table, table.get(name, "delta", length))
-
-
-def _add_ratio(table: ResultsTable, delta: ResultRow) -> None:
-    """The ratio of perplexities of a change of NLL."""
-    value, low, high = (math.exp(min(x, 700.0)) for x in (delta.value, delta.low, delta.high))
-    ratio = delta._replace(metric="perplexity_ratio", value=value, low=low, high=high, verdict="")
-    table.put(ratio)
+            add_needed(table, name, length, values, result, rules)
+            _add_ratio(table, name, length)
 
 
 def _add_part(
     table: ResultsTable,
     result: EvaluationResult,
+    label: str,
+    rules: VerdictRules,
     where: str,
     here: np.ndarray,
-    judged: list[str],
-    rules: VerdictRules,
 ) -> None:
-    """The units whose cluster (or document) is in the training text, or the others, without
-    verdicts."""
-    unit = result.unit[here]
-    for method in result.methods:
-        _add_levels(table, result, method.label, rules, where, here)
-        for length, nll in _by_length(result, method.label).items():
-            if method.label in judged and length > rules.trained_length:
-                change = unit_means((nll - result.truncated)[here], unit)
-                delta = interval(change, alpha=rules.alpha, family=rules.family)
-                name = name_of(method.label)
-                table.add(name, "delta", delta, length, where=where)
-                _add_ratio(table, table.get(name, "delta", length, where))
+    """Changes of the units whose cluster (or document) is in the training text, or of the others,
+    without verdicts."""
+    name = name_of(label)
+    for length, nll in _by_length(result, label).items():
+        if length > rules.trained_length:
+            changes = unit_means((nll - result.truncated)[here], result.unit[here])
+            delta = interval(changes, alpha=rules.alpha, family=rules.family)
+            table.add(name, "delta", delta, length, where=where)
+            _add_ratio(table, name, length, where)
+
+
+def _add_ratio(table: ResultsTable, name: str, length: int, where: str = "") -> None:
+    """The ratio of perplexities of a change of NLL."""
+    delta = table.get(name, "delta", length, where)
+    value, low, high = (math.exp(min(x, 700.0)) for x in (delta.value, delta.low, delta.high))
+    ratio = delta._replace(metric="perplexity_ratio", value=value, low=low, high=high, verdict="")
+    table.put(ratio)
 
 
 def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
@@ -189,7 +179,7 @@ def _failed(result: EvaluationResult, label: str) -> list[int]:
     return [length for method, length in result.failed if method == label]
 
 
-def _add_reaches(table: ResultsTable, result: EvaluationResult) -> None:
+def _add_reaches(table: ResultsTable, result: EvaluationResult, rules: VerdictRules) -> None:
     """Context reach of every method with two lengths. Not for non-overlapping windows, where a
     longer length also means fewer targets with little context, nor by position, which has one
     length."""
@@ -197,47 +187,15 @@ def _add_reaches(table: ResultsTable, result: EvaluationResult) -> None:
         return
     for method in result.methods:
         nll = _by_length(result, method.label)
-        if method.truncates or len(nll) < 2:
-            continue
-        reach = context_reach(
-            sorted(nll),
-            lambda a, b, nll=nll: unit_means(nll[a] - nll[b], result.unit),
-            tolerance=result.settings.tolerance,
-            failed=_failed(result, method.label),
-            alpha=1 - result.settings.confidence,
-        )
-        add_reach(table, name_of(method.label), reach)
-
-
-def _buckets(result: EvaluationResult) -> dict[str, list[dict]]:
-    if result.plan.protocol != "by-position" or result.truncated is None:
-        return {}
-    (windows,) = result.plan.windows.values()
-    position = windows.target_positions()[result.screening.kept]
-    alpha = 1 - result.settings.confidence
-    return {
-        method: by_position(nll, result.truncated, position, result.unit, alpha)
-        for (method, _), nll in result.nll.items()
-    }
-
-
-def _read_gains(result: EvaluationResult) -> list[dict]:
-    l0 = result.subject.trained_length
-    truncated = result.repeated.get((TRAINED, l0))
-    return [
-        {"method": method, "length": length, **cell}
-        for (method, length), nll in result.repeated.items()
-        for cell in read_gains(
-            result.plan.repeats,
-            context=min(length, l0) if method == TRUNCATE else length,
-            nll=nll,
-            control=result.control[method, length],
-            truncated=truncated,
-            units=result.units,
-            names=result.unit_names,
-            alpha=1 - result.settings.confidence,
-        )
-    ]
+        if not method.truncates and len(nll) > 1:
+            add_reach(
+                table,
+                name_of(method.label),
+                sorted(nll),
+                lambda a, b, nll=nll: unit_means(nll[a] - nll[b], result.unit),
+                rules,
+                _failed(result, method.label),
+            )
 
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:

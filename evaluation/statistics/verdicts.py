@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from evaluation.results_table import ResultsTable
+from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.statistics.intervals import (
     MeanInterval,
     interval,
@@ -112,53 +113,49 @@ def add_needed(
     variant: str,
     length: int,
     difference: np.ndarray,
-    unit: np.ndarray,
-    document: np.ndarray,
+    result: EvaluationResult,
     rules: VerdictRules,
-    span: int | None = None,
 ) -> None:
     """Add the units, and the spans per document with the same documents, that would reduce the
     half-width of a change to the tolerance, if it is wider.
 
-    Args:
-        difference, unit, document: (n_targets,).
-        span: targets per span, if every document has equally many spans.
+    `difference` (n_targets,).
     """
-    delta = interval(unit_means(difference, unit), alpha=rules.alpha, family=rules.family)
+    delta = interval(unit_means(difference, result.unit), alpha=rules.alpha, family=rules.family)
     if not delta.half > rules.tolerance:
         return
     level = 1 - delta.level
     units = units_needed(delta.sd, rules.tolerance, alpha=level)
     table.add(variant, "units_needed", units, length)
-    of_spans = _span_means(difference, unit, document, span)
-    if of_spans is not None:
-        spans = spans_needed(*of_spans, rules.tolerance, alpha=level)
-        if spans is not None:
-            table.add(variant, "spans_needed", spans, length)
+    _, first, counts = np.unique(result.document, return_index=True, return_counts=True)
+    span = result.plan.span
+    # only if every document has equally many spans, which the screening may shorten
+    if span is None or not result.screening.kept.all() or np.ptp(counts) or counts[0] % span:
+        return
+    ordered = difference[np.argsort(result.document, kind="stable")]
+    of_spans = ordered.reshape(len(counts), -1, span).mean(axis=2)
+    spans = spans_needed(of_spans, result.unit[first], rules.tolerance, alpha=level)
+    if spans is not None:
+        table.add(variant, "spans_needed", spans, length)
 
 
-def _span_means(
-    difference: np.ndarray, unit: np.ndarray, document: np.ndarray, span: int | None
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """(documents, N) means of the spans and (documents,) units, if every document has equally many
-    spans of `span` targets."""
-    _, first, counts = np.unique(document, return_index=True, return_counts=True)
-    if span is None or np.ptp(counts) or counts[0] % span:
-        return None
-    ordered = difference[np.argsort(document, kind="stable")]
-    return ordered.reshape(len(counts), -1, span).mean(axis=2), unit[first]
-
-
-def by_position(
-    nll: np.ndarray, truncated: np.ndarray, position: np.ndarray, unit: np.ndarray, alpha: float
-) -> list[dict]:
-    """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain over
-    truncation paired per bucket."""
-    buckets = []
-    exponents = np.frexp(position)[1]  # of the powers of two that lie above the positions
-    for k in np.unique(exponents).tolist():
-        inside = exponents == k
-        gain = interval(unit_means((truncated - nll)[inside], unit[inside]), alpha=alpha)
-        bucket = {"low": 2**k // 2, "high": 2**k, "count": int(inside.sum())}
-        buckets.append({**bucket, "nll": pooled(nll[inside]), "gain": asdict(gain)})
+def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
+    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain
+    over truncation paired per bucket."""
+    (windows,) = result.plan.windows.values()
+    position = windows.target_positions()[result.screening.kept]
+    exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
+    buckets: dict[str, list[dict]] = {}
+    for (method, _), nll in result.nll.items():
+        for k in np.unique(exponents).tolist():
+            inside = exponents == k
+            gains = unit_means((result.truncated - nll)[inside], result.unit[inside])
+            bucket = {
+                "low": 2**k // 2,
+                "high": 2**k,
+                "count": int(inside.sum()),
+                "nll": pooled(nll[inside]),
+                "gain": asdict(interval(gains, alpha=1 - result.settings.confidence)),
+            }
+            buckets.setdefault(method, []).append(bucket)
     return buckets

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
+from data.sampling.items import ItemRows, SymbolItems, place_items
 from data.sampling.packing import IGNORED, PositionedTokens
+from data.sampling.random_positions import PLAIN
 from data.tasks import SymbolTask
 from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError

@@ -22,14 +22,12 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import (
     COLOURS,
-    DASHED,
-    GRID,
-    INK,
     SOFT,
     Curve,
     FigureText,
     Panel,
     mark,
+    name_rows,
     panels,
     save,
 )
@@ -198,13 +196,8 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
 
     def scales(axes: Axes) -> None:
         axes.set_ylim(len(names) - 0.4, -0.5)
-        axes.set_yticks(range(len(names)), [name.split(", ")[-1] for name in names], fontsize=9)
-        axes.tick_params(axis="y", length=0)
+        name_rows(axes, [name.split(", ")[-1] for name in names])
         axes.locator_params(axis="x", nbins=7)
-        axes.grid(visible=False, axis="y")
-        axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
-        axes.spines["left"].set_visible(False)
-        axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
         for delta, text in deltas.items():
             mark(axes, delta, text)
 

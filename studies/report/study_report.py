@@ -3,7 +3,9 @@
 The same results always produce the same bytes. No run, checkpoint or model is read.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import yaml
@@ -14,8 +16,8 @@ from data.preparation.summary import FEW_BELOW
 from evaluation.reports.charts import Styles, styles_of
 from evaluation.reports.diagnostic_report import (
     attention_figure,
-    attention_table,
-    generation_table,
+    attention_tables,
+    generation_tables,
 )
 from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text, slug
 from evaluation.reports.figures import FigureText, save
@@ -42,11 +44,11 @@ from studies.results.losses import read_losses
 from studies.results.other_evaluations import read_other
 from studies.results.stored import StoredStudy, read_study, unfair_comparisons
 
-TITLES = {
-    "tasks": "Task",
-    "attention": "Attention beyond the trained length",
-    "generation": "Generated text beyond the trained length",
-    "by-position": "NLL by position",
+OTHERS = {  # by protocol: title, figure, tables
+    "tasks": ("Task", accuracy_figure, task_tables),
+    "attention": ("Attention beyond the trained length", attention_figure, attention_tables),
+    "generation": ("Generated text beyond the trained length", None, generation_tables),
+    "by-position": ("NLL by position", position_figure, position_tables),
 }
 DOWNLOADS = {
     "report.md": "this report as Markdown",
@@ -90,12 +92,11 @@ def write_report(results: dict, folder: Path) -> list[Path]:
     study = read_study(results)
     losses = []
     others = []
-    for name in study.evaluations:
-        for group in study.groups:
-            if (stored := read_losses(study, name, group)) is not None:
-                losses.append(derive(study, stored))
-            elif (other := read_other(study, name, group)) is not None:
-                others.append(other)
+    for name, group in product(study.evaluations, study.groups):
+        if stored := read_losses(study, name, group):
+            losses.append(derive(study, stored))
+        elif other := read_other(study, name, group):
+            others.append(other)
     pictures: list[Path] = []
 
     def draw(r: ReportedResults, name: str, figure: Figure, caption: str) -> str:
@@ -108,53 +109,28 @@ def write_report(results: dict, folder: Path) -> list[Path]:
         return picture(f"figures/{png.name}", caption, alt)
 
     names = [variant.name for variant in study.variants]
+    lead = ["No loss evaluation has finished yet."]
     sections: Sections = {}
     for r in losses:
+        if r is losses[0]:
+            lead = findings(r)
+        else:
+            sections[f"Findings ({r.title})"] = [plain_text(line) for line in findings(r)]
         styles = styles_of(names, study.baseline, r.table.select("nll"), r.undertrained)
         sections |= _loss_sections(r, draw, styles)
-        if r is not losses[0]:
-            sections[f"NLL by context length ({r.title})"][:0] = map(plain_text, findings(r))
     for other in others:
-        if other.table.rows:
-            sections |= other_section(other, draw, styles_of(names, study.baseline))
+        sections |= other_section(other, draw, styles_of(names, study.baseline))
     sections["Training"] = [study_tables.costs(study, group) for group in study.groups]
     sections["Missing results"] = [study_tables.excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
-    lead = [*_lead(study, losses), f"{_extent(study, losses)}."]
-    text = markdown(study.name, lead, sections, DOWNLOADS)
+    lead += [f"Warning: {text}" for text in unfair_comparisons(study.checks)]
+    text = markdown(study.name, [*lead, _extent(study, losses)], sections, DOWNLOADS)
     files = [folder / name for name in ("report.html", "report.md", "results.csv")]
     write_text(files[0], page(text, folder))
     write_text(files[1], text)
-    variants = {v.name: {"scheme": v.scheme, "method": v.method} for v in study.variants}
-    axes = dict.fromkeys(axis for r in [*losses, *others] for axis in r.place)
-    write_results(
-        files[2],
-        [
-            (
-                {"study": study.name, **axes, **r.place},
-                variants,
-                r.table,
-                {**r.facts, "checkpoint_hash": None},
-            )
-            for r in [*losses, *others]
-        ],
-    )
+    write_results(files[2], [*losses, *others], study=study.name)
     return [*files, *pictures]
-
-
-def _lead(study: StoredStudy, losses: Sequence[LossComparison]) -> list[str]:
-    lines = ["No loss evaluation has finished yet."]
-    if losses:
-        lines = findings(losses[0])
-    lines += [f"Warning: {text}" for text in unfair_comparisons(study.record.get("checks") or {})]
-    states = [cell.record["status"] for cell in study.unfinished]
-    if states:
-        counts = [f"{states.count(s)} {s}" for s in ("failed", "pending") if s in states]
-        lines.append(
-            f"Of {len(study.cells)} cells {listed(counts)}; reasons are under “Provenance”."
-        )
-    return lines
 
 
 def findings(r: LossComparison) -> list[str]:
@@ -166,14 +142,13 @@ def findings(r: LossComparison) -> list[str]:
             f"Warning: undertrained: {listed(r.undertrained)}. Their verdicts say nothing about "
             "the schemes.",
         )
-    rounding = [name for name in r.names if not r.is_precise(name)]
-    if rounding:
-        errors = [f"{name} ({r.losses.rounding[name]:.4f} nats)" for name in rounding]
+    rounded = [name for name in r.names if not r.is_precise(name)]
+    if rounded:
         lines.append(
-            f"No verdicts because of bfloat16 rounding error: {listed(errors)}; the limit is "
-            f"{r.tolerance / 10:.4f}. Evaluate with dtype=float32."
+            f"No verdicts because of bfloat16 rounding errors above {r.tolerance / 10:.4f} nats: "
+            f"{listed(rounded)}. Evaluate with dtype=float32."
         )
-    few = [f"{n} ({counted(s, 'seed')})" for n, s in r.seeds.items() if s < CLAIM_SEEDS]
+    few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
     if few:
         lines.append(
             f"Point estimates only, with fewer than {CLAIM_SEEDS} training seeds: {listed(few)}. "
@@ -185,14 +160,15 @@ def findings(r: LossComparison) -> list[str]:
 
 
 def _extent(study: StoredStudy, losses: Sequence[LossComparison]) -> str:
-    """`10 schemes · 20 of 20 cells done · 2 training seeds per scheme · 9 authors`."""
-    done = len(study.cells) - len(study.unfinished)
+    """`10 schemes · cells: 20 done, 1 failed · 2 training seeds per scheme · 9 authors`."""
+    states = Counter(cell.record["status"] for cell in study.cells)
     schemes = len({variant.scheme for variant in study.variants})
-    parts = [counted(schemes, "scheme"), f"{done} of {counted(len(study.cells), 'cell')} done"]
+    parts = [counted(schemes, "scheme")]
+    parts.append(f"cells: {', '.join(f'{count} {state}' for state, count in states.items())}")
     if losses:
         parts.append(f"{seed_counts(losses[0], 'training seed')} per scheme")
         parts.append(counted(losses[0].units, losses[0].unit_kind))
-    return " · ".join(parts)
+    return f"{' · '.join(parts)}."
 
 
 def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
@@ -223,23 +199,18 @@ def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
 def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
     """The section about an evaluation other than loss by length."""
     protocol = r.facts["protocol"]
-    title = f"{TITLES[protocol]} ({r.title})"
-    if protocol == "generation":
-        return {title: [generation_table(r)]}
-    figure, tables = {
-        "tasks": (accuracy_figure, task_tables),
-        "attention": (attention_figure, lambda r: [attention_table(r)]),
-        "by-position": (position_figure, position_tables),
-    }[protocol]
-    caption = f"{TITLES[protocol]}, means over seeds."
-    return {title: [draw(r, protocol.replace("-", "_"), figure(r, styles), caption), *tables(r)]}
+    title, figure, tables = OTHERS[protocol]
+    blocks: list[str | ReportTable] = list(tables(r))
+    if figure is not None:
+        name = protocol.replace("-", "_")
+        blocks.insert(0, draw(r, name, figure(r, styles), f"{title}, means over seeds."))
+    return {f"{title} ({r.title})": blocks}
 
 
 def _provenance(study: StoredStudy) -> list[str | ReportTable]:
-    checks = study.record.get("checks") or {}
     text = yaml.safe_dump(study.record.get("study") or {}, sort_keys=False, allow_unicode=True)
     blocks = [f"```\n{text}\n```", study_tables.cells(study)]
-    if checks.get("data_order") and not unfair_comparisons(checks):
+    if study.checks.get("data_order") and not unfair_comparisons(study.checks):
         blocks.append(
             "All cells of a seed were trained on the same batches in the same order, and all "
             "schemes on the same number of tokens (checked by hashes)."

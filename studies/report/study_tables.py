@@ -5,53 +5,45 @@ from collections.abc import Sequence
 import pandas as pd
 
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell
-from evaluation.reports.text import counted
 from studies.results.loss_comparison import LossComparison
 from studies.results.stored import Group, StoredStudy
 
 MIB = 2**20
-COSTS = {  # column: part of a cell's record, key, unit, format
-    "parameters": ("training", "parameters", 1, "{:,.0f}"),
-    "tokens": ("training", "tokens", 1, "{:,.0f}"),
-    "FLOPs per token": ("training", "flops_per_token", 1, "{:.3g}"),
-    "training FLOPs": ("training", "flops", 1, "{:.3g}"),
-    "last training loss": ("training", "loss", 1, "{:.3f}"),
-    "tokens/s": ("timing", "tokens_per_second", 1, "{:,.0f}"),
-    "seconds": ("timing", "seconds", 1, "{:,.0f}"),
-    "peak memory, MiB": ("timing", "peak_memory_bytes", MIB, "{:,.0f}"),
+COSTS = {  # column: key in a cell's record, unit, format
+    "parameters": ("parameters", 1, "{:,.0f}"),
+    "tokens": ("tokens", 1, "{:,.0f}"),
+    "FLOPs per token": ("flops_per_token", 1, "{:.3g}"),
+    "training FLOPs": ("flops", 1, "{:.3g}"),
+    "last training loss": ("loss", 1, "{:.3f}"),
+    "tokens/s": ("tokens_per_second", 1, "{:,.0f}"),
+    "seconds": ("seconds", 1, "{:,.0f}"),
+    "peak memory, MiB": ("peak_memory_bytes", MIB, "{:,.0f}"),
 }
 
 
 def costs(study: StoredStudy, group: Group) -> ReportTable:
     """Training cost of each scheme, mean over its seeds."""
-    records = [
-        {"scheme": cell.scheme}
-        | {name: (cell.record.get(part) or {}).get(key) for name, (part, key, *_) in COSTS.items()}
-        for cell in study.cells
-        if cell.group == group and cell.record.get("training")
-    ]
+    records = []
+    machines = {}
+    for cell in study.cells:
+        training = cell.record.get("training")
+        if training and cell.group == group:
+            facts = training | cell.record["timing"]
+            numbers = {name: facts.get(key) for name, (key, *_) in COSTS.items()}
+            records.append({"scheme": cell.scheme, **numbers})
+            machine = facts.get("machine", {})
+            machines |= dict.fromkeys(machine.get("gpus") or [machine.get("processor", "unknown")])
     means = pd.DataFrame(records, columns=["scheme", *COSTS]).groupby("scheme", sort=False).mean()
     rows: list[list[Cell]] = []
     for scheme, *numbers in means.itertuples():
         texts = [
             NONE if pd.isna(number) else form.format(number / unit)
-            for number, (_, _, unit, form) in zip(numbers, COSTS.values(), strict=True)
+            for number, (_, unit, form) in zip(numbers, COSTS.values(), strict=True)
         ]
         rows.append([scheme, *texts])
-    machines = [(cell.record.get("timing") or {}).get("machine") for cell in study.cells]
-    names = "; ".join(dict.fromkeys(_machine(machine) for machine in machines if machine))
-    text = "Means over seeds." + (f" Speed and memory on: {names}." if names else "")
+    note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."
     title = ", ".join(["Training cost", *(label for _, label in group)])
-    return ReportTable(title, ["scheme", *COSTS], rows, text)
-
-
-def _machine(facts: dict) -> str:
-    """`AMD EPYC, 1 thread` or `NVIDIA H200`."""
-    if gpus := facts.get("gpus"):
-        return ", ".join(map(str, gpus))
-    processor = str(facts.get("processor", "unknown"))
-    threads = facts.get("threads")
-    return f"{processor}, {counted(threads, 'thread')}" if threads else processor
+    return ReportTable(title, ["scheme", *COSTS], rows, note)
 
 
 def cells(study: StoredStudy) -> ReportTable:

@@ -20,9 +20,7 @@ from studies.results.stored import CONFIDENCE, Group, StoredStudy, title_of
 
 NOT_ABOVE = "not shown above chance"
 POINT = "points only"
-# Facts that results must share to be averaged; others are excluded.
-SHARED = ("protocol", "trained_length", "tokenizer_hash", "targets_hash", "items_hash", "bos")
-ROWS = {  # by protocol: the long table of results.json
+ROWS = {  # by protocol: the rows of results.json
     "tasks": task_rows,
     "attention": attention_rows,
     "generation": generation_rows,
@@ -30,13 +28,9 @@ ROWS = {  # by protocol: the long table of results.json
 }
 
 
-def read_other(
-    study: StoredStudy,
-    name: str,
-    group: Group,
-) -> ReportedResults | None:
+def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults | None:
     """None if the evaluation has another protocol, or no results yet."""
-    results = study.results(name, group)
+    results, _ = study.results(name, group)
     first = results[0][2] if results else {}
     rows_of = ROWS.get(first.get("protocol", ""))
     if rows_of is None:
@@ -44,13 +38,11 @@ def read_other(
     seeds: dict[tuple, list[ResultRow]] = {}
     units: dict[tuple, list[list[float]]] = {}
     for variant, _, result in results:
-        if any(result.get(key) != first.get(key) for key in SHARED):
-            continue
-        for (method, *place), row in rows_of(result).rows.items():
+        for row in rows_of(result):
             # not the single layers and heads of an evaluation of attention
-            if method == name_of(variant.method) and not row.where.startswith("layer"):
-                key = (variant.name, *place)
-                seeds.setdefault(key, []).append(row._replace(variant=variant.name))
+            if row.variant == name_of(variant.method) and not row.where.startswith("layer"):
+                row = row._replace(variant=variant.name)
+                seeds.setdefault(row.place, []).append(row)
         for cell in result["cells"]:
             metric = "accuracy" if "unit_accuracy" in cell else "exact"
             if cell.get(f"unit_{metric}") and cell["method"] == variant.method:
@@ -59,15 +51,14 @@ def read_other(
     r = ReportedResults(
         title=title_of(name, group),
         place={"evaluation": name, **dict(group)},
-        names=list(dict.fromkeys(row.variant for rows in seeds.values() for row in rows)),
+        variants={variant.name: variant.columns for variant, *_ in results},
         noun="scheme",
-        facts=first,
+        facts=first | {"checkpoint_hash": None},
     )
     for rows in seeds.values():
         mean = float(np.mean([row.value for row in rows]))
         r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
-    lengths = {length for *_, length in units}
-    family = max(1, len(study.variants) * len(lengths))
+    family = max(1, len(study.variants) * len({length for *_, length in units}))
     for (variant, metric, length), values in units.items():
         share = change(np.array(values), alpha=1 - CONFIDENCE, family=family)  # of (S, D)
         word = NOT_ABOVE if share.claimed else POINT

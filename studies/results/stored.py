@@ -13,6 +13,8 @@ SCHEME = "scheme"  # the axis that is compared
 SEED = "seed"  # the axis that repeats it
 TOLERANCE = 0.02  # nats
 CONFIDENCE = 0.95  # simultaneous level of intervals
+SHARED = ("protocol", "trained_length", "dtype", "tokenizer_hash", "corpus_hash", "bos")
+SHARED += ("targets_hash", "items_hash")
 Group = tuple[tuple[str, str], ...]  # labels on the axes other than the scheme and the seed
 
 
@@ -35,6 +37,11 @@ class StudyVariant:
     scheme: str
     method: str = TRAINED
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """In results.csv."""
+        return {"scheme": self.scheme, "method": self.method}
+
 
 @dataclass(frozen=True)
 class StoredStudy:
@@ -47,8 +54,8 @@ class StoredStudy:
     record: dict
 
     @property
-    def unfinished(self) -> list[StoredCell]:
-        return [cell for cell in self.cells if cell.record["status"] != "done"]
+    def checks(self) -> dict:
+        return self.record.get("checks") or {}
 
     @property
     def groups(self) -> list[Group]:
@@ -74,20 +81,32 @@ class StoredStudy:
         return [name for name in order if name in measured]
 
     def results(
-        self,
-        name: str,
-        group: Group,
-    ) -> list[tuple[StudyVariant, StoredCell, dict]]:
-        """The results of an evaluation in a group of cells, for every variant."""
-        return [
-            (variant, cell, result)
-            for variant in self.variants
-            for cell in self.of(variant, group)
-            if (result := (cell.record.get("evaluations") or {}).get(name))
-        ]
+        self, name: str, group: Group
+    ) -> tuple[list[tuple[StudyVariant, StoredCell, dict]], dict[str, str]]:
+        """The results of an evaluation in a group of cells, for every variant, and why others
+        cannot be compared with the first, by cell."""
+        kept = []
+        excluded = {}
+        for variant in self.variants:
+            for cell in self.cells:
+                result = (cell.record.get("evaluations") or {}).get(name)
+                if not result or (cell.scheme, cell.group) != (variant.scheme, group):
+                    continue
+                if not kept:
+                    first = shared_facts(result)
+                differing = [k for k, fact in shared_facts(result).items() if fact != first[k]]
+                if differing:
+                    excluded[cell.id] = f"{', '.join(differing)} differs from {kept[0][1].id}"
+                else:
+                    kept.append((variant, cell, result))
+        return kept, excluded
 
-    def of(self, variant: StudyVariant, group: Group) -> list[StoredCell]:
-        return [cell for cell in self.cells if (cell.scheme, cell.group) == (variant.scheme, group)]
+
+def shared_facts(result: dict) -> dict:
+    """What results of an evaluation must share to be compared."""
+    units = result.get("units")
+    names = units["names"] if isinstance(units, dict) else units
+    return {key: result.get(key) for key in SHARED} | {"units": names}
 
 
 def title_of(evaluation: str, group: Group) -> str:

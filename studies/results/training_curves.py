@@ -22,8 +22,8 @@ class TrainingCurves:
     Attributes:
         table: `COLUMNS`; `tokens` are the target tokens trained on after the step. Measures are
             loss (NaN if it was not finite), loss_smoothed, lr and held_out (`length`: input
-            tokens), and events: `resumed`, `skipped` (no update, or a loss that was not finite),
-            `change` of positions or of the window length and `forked`, whose value is a text.
+            tokens), and events: `resumed`, `change` of positions or of the window length and
+            `forked`, whose value is a text.
         targets: hash or number of the held-out targets.
     """
 
@@ -46,37 +46,29 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
     if not is_run(folder):
         raise StudyError(not_a_run(folder))
     file = folder / "metrics.jsonl"
-    trained = {}  # without the rest of the line: there may be millions
-    others = []
-    for line in held_lines(file) if file.exists() else ():
-        if line["kind"] == "train":
-            numbers = [_number(line.get(key)) for key in ("tokens", "loss", "lr")]
-            is_skipped = bool(line.get("skipped")) or math.isnan(numbers[1])
-            trained[line["step"]] = (*numbers, is_skipped)
-        else:
-            others.append(line)
-    if not trained:
-        raise StudyError(f"{folder} has no trained step yet")
-    columns = ["tokens", "loss", "lr", "skipped"]
-    steps = pd.DataFrame.from_dict(trained, orient="index", columns=columns).sort_index()
-    manifest = Run(folder).manifest
     rows = []
-    last: dict = {}
-    for line in latest(others):
+    trained = {}
+    targets = ""
+    for line in latest(held_lines(file)) if file.exists() else ():
         step = line["step"]
-        if line["kind"] == "start" and line["attempt"] > 1:
+        if line["kind"] == "train":
+            trained[step] = {key: _number(line.get(key)) for key in ("tokens", "loss", "lr")}
+        elif line["kind"] == "start" and line["attempt"] > 1:
             rows.append(("resumed", "", step, ""))
         elif line["kind"] == "change" and (line["overrides"] or "length" in line):
             length = [f"{line['length']:,} tokens"] if "length" in line else []
             rows.append(("change", "", step, ", ".join([*length, *line["overrides"]])))
         elif line["kind"] == "validation":
-            last = line
-            nll = sorted((int(length), _number(value)) for length, value in line["nll"].items())
-            rows += [("held_out", length, step, value) for length, value in nll]
-    rows += [("skipped", "", step, "") for step in steps.index[steps.skipped]]
-    for parent in manifest.get("lineage", [])[:1]:
+            targets = str(line.get("targets_hash", line.get("targets", "")))
+            for length, nll in sorted((int(n), nll) for n, nll in line["nll"].items()):
+                rows.append(("held_out", length, step, _number(nll)))
+    if not trained:
+        raise StudyError(f"{folder} has no trained step yet")
+    run = Run(folder)
+    for parent in run.manifest.get("lineage", [])[:1]:
         if parent.get("fork"):
             rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
+    steps = pd.DataFrame.from_dict(trained, orient="index")
     width = max(1, round(share * len(steps)))
     steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
     for measure in ("loss", "loss_smoothed", "lr"):
@@ -85,10 +77,10 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
     records = [(name, *row[:3], t, row[3]) for row, t in zip(rows, tokens, strict=True)]
     return TrainingCurves(
         name=name,
-        train_length=Run(folder).settings.train_length,
+        train_length=run.settings.train_length,
         table=pd.DataFrame(records, columns=list(COLUMNS), dtype=object),
-        tokenizer=manifest.get("tokenizer_hash", ""),
-        targets=str(last.get("targets_hash", last.get("targets", ""))),
+        tokenizer=run.manifest.get("tokenizer_hash", ""),
+        targets=targets,
     )
 
 

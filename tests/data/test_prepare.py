@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 import data.preparation.prepare
 from data import DataError, PreparedData, open_prepared, prepare, prepared_folder
-from data.files import locked
+from data.files import _host, locked
 from tests.data.conftest import Listener, changed
 
 ROOT = Path(__file__).parents[2]
@@ -78,17 +79,9 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    ("target", "calls"),
-    [
-        ("encoding.write_shard", 5),
-        ("spool.write_json", 0),
-        ("prepare.train_tokenizer", 0),
-        ("prepare.write_manifest", 1),
-        ("prepare.split_summary", 0),
-    ],
-)
-def test_interrupted_preparation_gives_same_result(settings, whole, monkeypatch, target, calls):
+@contextmanager
+def stopped(monkeypatch, target, calls):
+    """Stop at the call of a function of data.preparation after so many `calls`."""
     module, name = f"data.preparation.{target}".rsplit(".", 1)
     real = getattr(sys.modules[module], name)
     made = []
@@ -101,6 +94,21 @@ def test_interrupted_preparation_gives_same_result(settings, whole, monkeypatch,
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(sys.modules[module], name, counted)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("target", "calls"),
+    [
+        ("encoding.write_shard", 5),
+        ("spool.write_json", 0),
+        ("prepare.train_tokenizer", 0),
+        ("prepare.write_manifest", 1),
+        ("prepare.split_summary", 0),
+    ],
+)
+def test_interrupted_preparation_gives_same_result(settings, whole, monkeypatch, target, calls):
+    with stopped(monkeypatch, target, calls):
         prepare(settings, workers=1)
     with pytest.raises(DataError, match=r"prepared\.json"):
         open_prepared(prepared_folder(settings))
@@ -119,7 +127,7 @@ prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"""
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    draft = prepared_folder(settings) / "train" / ".00000.tokens.77.tmp"
+    draft = prepared_folder(settings) / f"train/.00000.tokens.{_host()}.{process.pid}.tmp"
     draft.parent.mkdir(exist_ok=True)
     draft.write_text("half")
     assert facts(prepare(settings, workers=1)) == whole
@@ -159,24 +167,52 @@ def test_minimum_validation_size(settings, corpus, files, fraction, held_out):
         assert all(f"fewer than {6 if held_out < 6 else 20}" in line for line in lines)
 
 
-def test_spans_of_a_single_document_are_held_out(settings, corpus):
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+@pytest.mark.parametrize("documents", [1, 5])
+def test_spans_of_few_long_documents_are_held_out(settings, corpus, monkeypatch, ending, documents):
+    """All spans are the text, each in one split, also after an interruption of the second reading."""
     text = "".join(path.read_text() for path in sorted(corpus.rglob("*.txt")))
-    book = corpus.parent / "book.txt"
-    book.write_text(text)
-    source = {"name": "files", "path": str(book)}
-    prepared = prepare(changed(settings, **BYTES, source=source, valid_fraction=0.2), workers=1)
+    folder = corpus.parent / "books"
+    folder.mkdir()
+    books = {f"{i}.{ending}": f"Book {i}\n{text}" for i in range(documents)}
+    for name, book in books.items():
+        (folder / name).write_text(json.dumps({"text": book}) if ending == "jsonl" else book)
+    asked = changed(settings, **BYTES, source={"name": "files", "path": str(folder)})
+    console = Listener()
+    with stopped(monkeypatch, "spool._write_chunk", documents + 3):
+        prepare(asked, workers=1)
+    prepared = prepare(asked, console, workers=1)
+    size = max(4096, sum(map(len, books.values())) // 60)
+    assert sum(f"{size:,} bytes are held out" in line for line in console.lines) == 1
+    for store in (prepared.train, prepared.valid):
+        assert store.manifest["source"]["split_bytes"] == size
+        assert store.bytes.max() <= size
     assert prepared.valid.n_documents >= 6
     spans = {}
     for store in (prepared.train, prepared.valid):
         for i, name in enumerate(store.names):
-            span = prepared.tokenizer.decode(store.document(i))
-            assert store.bytes[i] <= 4096
-            assert span.endswith("\n")
-            spans[int(name.partition("@")[2])] = span
-    assert "".join(spans[i] for i in sorted(spans)) == text
+            book, number = name.removesuffix("#0").split("@")
+            spans[book.removesuffix("#0"), int(number)] = prepared.tokenizer.decode(
+                store.document(i)
+            )
+    assert len(spans) == prepared.train.n_documents + prepared.valid.n_documents
+    for name, book in books.items():
+        assert "".join(span for (own, _), span in sorted(spans.items()) if own == name) == book
+
+
+def test_documents_that_are_not_split(settings, corpus):
+    """Short documents, and those whose splitting is set; reading ends at `max_bytes`."""
+    book = corpus.parent / "book.txt"
+    source = {"name": "files", "path": str(book)}
+    asked = changed(settings, **BYTES, source=source)
     book.write_text("one short line\n")
     with pytest.raises(DataError, match=r"data\.source\.separator"):
-        prepare(changed(settings, **BYTES, source=source), workers=1)
+        prepare(asked, workers=1)
+    book.write_text("one short line\n" * 10_000)
+    limited = prepare(changed(asked, max_bytes=40_000), workers=1)
+    assert 40_000 <= limited.summary["bytes_read"] < 45_000
+    given = prepare(changed(asked, source={**source, "split_bytes": 75_000}), workers=1)
+    assert (given.train.n_documents, given.valid.n_documents) == (1, 1)
 
 
 @pytest.mark.parametrize(("separator", "documents"), [(r"\n\n", 30), ("=====", 1)])

@@ -10,36 +10,31 @@ import torch
 from scipy import stats
 
 from evaluation.diagnostics.attention import merged
-from evaluation.diagnostics.attention_weights import AttentionRecorder, bucket_edges, last_outputs
+from evaluation.diagnostics.attention_weights import bucket_edges, record_attention
 from evaluation.diagnostics.repetition import repeated_runs
 from evaluation.diagnostics.turns import frequencies_of, pairs_of
 from model import TokenPositions
 from model.attention.kernels import attention_details
 from tests.model.zoo import CASES, T, build, ids, reach_of
 
-H = 4
-G = 2
-D = 6
-KEEP = 3
 L0 = 8
+KEEP = 4
 
 
-def record_attention(model, tokens, keep=4):
-    length = tokens.shape[1]
-    recorder = AttentionRecorder(len(model.blocks), length - keep, bucket_edges(length, L0), L0)
-    last_outputs(model, tokens, keep, length=length, chunk=5, hooks=recorder.hooks())
-    return recorder.result()
+def record(model, tokens):
+    edges = bucket_edges(tokens.shape[1], L0)
+    return record_attention(model, tokens, KEEP, chunk=5, edges=edges, trained_length=L0)
 
 
-def brute(model, tokens, keep):
-    """Weights (layers, B, H, keep, L) over all keys by one pass without a cache, placed by
-    position."""
+def brute(model, tokens):
+    """Weights and logits (B, H, KEEP, L) of each layer over all keys by one pass without a cache,
+    placed by position."""
     length = tokens.shape[1]
     full = []
 
     def note(views, v, scale, normalizer, out):
         details = attention_details(views, v, scale, normalizer, 0, length, whole=True, logits=True)
-        full.append((details.weights[:, :, -keep:], details.logits[:, :, -keep:]))
+        full.append((details.weights[:, :, -KEEP:], details.logits[:, :, -KEEP:]))
 
     with torch.no_grad():
         model(tokens, TokenPositions.plain(length), hooks=[note] * len(model.layers))
@@ -60,25 +55,25 @@ def brute(model, tokens, keep):
         "kerple-log3",
     ],
 )
-def test_measures_match_loops_without_cache(case, keep=4):
+def test_measures_match_loops_without_cache(case):
     model = build(case)
     tokens = ids(2, reach_of(model, T))
-    sample = record_attention(model, tokens, keep)
+    sample = record(model, tokens)
     length = tokens.shape[1]
     edges = bucket_edges(length, L0)
     assert sample.mismatch < 1e-10
-    for layer, (weights, logits) in enumerate(brute(model, tokens, keep)):
+    for layer, (weights, logits) in enumerate(brute(model, tokens)):
         for row, head in product(range(2), range(weights.shape[1])):
             by_query = []
             mass = np.zeros(len(edges) - 1)
-            for i, query in enumerate(range(length - keep, length)):
+            for i, query in enumerate(range(length - KEEP, length)):
                 w = weights[row, head, i, : query + 1].numpy()
                 z = logits[row, head, i, : query + 1].numpy()
                 keys = int(((w > 0) | np.isfinite(z)).sum())
                 z = z[np.isfinite(z)]
                 p = w / w.sum()
                 distance = query - np.arange(query + 1)
-                mass += np.histogram(distance, edges, weights=w)[0] / keep
+                mass += np.histogram(distance, edges, weights=w)[0] / KEEP
                 reach = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
                 by_query.append(
                     {
@@ -98,33 +93,30 @@ def test_measures_match_loops_without_cache(case, keep=4):
                 value = float(sample.values[name][row, layer, head])
                 mean = np.mean([measures[name] for measures in by_query])
                 assert value == pytest.approx(mean, abs=1e-9, nan_ok=True), name
-            np.testing.assert_allclose(sample.by_distance[row, layer, head], mass, atol=1e-10)
+            found = sample.values["by_distance"][row, layer, head]
+            np.testing.assert_allclose(found, mass, atol=1e-10)
 
 
 def test_incomplete_rotation_pairs():
     """Wavelengths and turns by the formula."""
     model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
     trained = {kind: 11 * f / (2 * math.pi) for kind, f in frequencies_of(model, 11).items()}
-    pairs = pairs_of(model, trained, 44)
-    assert [pair.kind for pair in pairs] == ["all"] * 4
-    for n, pair in enumerate(pairs):
+    for n, pair in enumerate(pairs_of(model, trained, 44)):
         wave = 2 * math.pi * 100 ** (2 * n / 8)
-        assert pair.wavelength == pytest.approx(wave)
-        assert pair.turns_trained == pytest.approx(11 / wave) and pair.turns == pytest.approx(
-            44 / wave
-        )
-    assert pairs_of(build("alibi"), {}, 9) == []
+        turns = {"turns_trained": 11 / wave, "turns": 44 / wave}
+        expected = {"kind": "all", "pair": n, "wavelength": wave, **turns}
+        assert pair == pytest.approx(expected)
+    assert n == 3
+    assert list(pairs_of(build("alibi"), {}, 9)) == []
 
 
 def test_batches_are_concatenated_in_order():
     model = build("rope-sinks")
     tokens = ids(4, T)
-    whole = record_attention(model, tokens)
-    parts = merged([record_attention(model, tokens[:3]), record_attention(model, tokens[3:])])
+    whole = record(model, tokens)
+    parts = merged([record(model, tokens[:3]), record(model, tokens[3:])])
     for name, value in whole.values.items():
         torch.testing.assert_close(parts.values[name], value, equal_nan=True)
-    torch.testing.assert_close(parts.by_distance, whole.by_distance)
-    torch.testing.assert_close(parts.visible, whole.visible)
 
 
 def test_repetition_matches_loops():
@@ -145,7 +137,8 @@ def test_repetition_matches_loops():
 def test_every_zoo_case_can_be_measured():
     for case in list(CASES)[::7]:
         model = build(case)
-        found = record_attention(model, ids(1, reach_of(model, T)))
-        assert found.mismatch < 1e-10 and torch.isfinite(found.values["entropy"]).all(), case
-        near = found.by_distance.sum(-1) + found.values["mass_lost"]
+        found = record(model, ids(1, reach_of(model, T)))
+        assert found.mismatch < 1e-10, case
+        assert torch.isfinite(found.values["entropy"]).all(), case
+        near = found.values["by_distance"].sum(-1) + found.values["mass_lost"]
         torch.testing.assert_close(near, torch.ones_like(near))

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
+from data.sampling.exposure import Exposure
 from evaluation.reports.charts import (
     LengthAxis,
     difference_panel,
@@ -14,9 +14,19 @@ from evaluation.reports.charts import (
     styles_of,
     top_of_colored,
 )
+from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FAINT, INK, FigureText, Panel, panels
 from evaluation.results_table import ResultRow
-from tests.artists import assert_shows, assert_text_is_readable, close, ends, levels, lines, named
+from tests.artists import (
+    assert_shows,
+    assert_text_is_readable,
+    close,
+    ends,
+    levels,
+    lines,
+    named,
+    points,
+)
 
 LENGTHS = [64, 128, 512]
 AXIS = LengthAxis(LENGTHS, trained=[64])
@@ -30,57 +40,44 @@ def rows_of(values: dict[str, list[float]], half=math.nan, lengths=LENGTHS, seed
     ]
 
 
-def drawn(panel: Panel, **layout):
-    (axes,) = panels([panel], FigureText("A title", "a subtitle", "a note"), **layout).axes
-    return axes
+def drawn(*content: Panel, **layout):
+    return panels(content, FigureText("A title", "a subtitle", "a note"), **layout).axes
 
 
 def test_lines_bars_seeds_and_levels_are_the_rows():
     rows = rows_of({"rope": [3.0, 3.5, 4.25], "alibi": [3.1, 3.1]}, half=0.1)
     seeds = rows_of({"rope": [2.9, 3.4, 4.2]}, half=1.0, seed="0")
-    styles = styles_of(["rope", "alibi"], ink="rope")
-    axes = drawn(length_panel([*rows, *seeds], styles, AXIS, y="NLL", levels=[("cut  {}", 3.0)]))
+    styles = styles_of(["rope", "alibi"], ink="rope", marked=["alibi"])
+    (axes,) = drawn(length_panel([*rows, *seeds], styles, AXIS, y="NLL", levels=[("cut  {}", 3.0)]))
     assert_shows(axes, rows)
     by_name = named(axes)
     close(*by_name["rope"].thin, LENGTHS, [2.9, 3.4, 4.2])
-    assert not by_name["alibi"].thin and levels(axes) == [3.0]
-    found = {end.name: (end.value, end.color) for end in ends(axes)}
-    assert found["rope"] == ("4.250", INK) and found["cut"][0] == "3.000"
-    assert found["alibi"][0] == "3.100 at 128"
+    assert not by_name["alibi"].thin
+    assert levels(axes) == [3.0]
+    assert [end[:2] for end in ends(axes)] == [
+        ("rope", "4.250"),
+        ("alibi †", "3.100 at 128"),
+        ("cut", "3.000"),
+    ]
     assert "trained length 64" in {text.get_text() for text in axes.texts}
-    assert axes.get_axisbelow() is True and axes.get_ylabel() == "NLL"  # no grid over the lines
-
-
-def test_shares_are_in_percent():
-    rows = rows_of({"a": [0.2, 0.5, 0.97]})
-    axes = drawn(length_panel(rows, styles_of(["a"]), AXIS, share=True, top=1.0))
-    assert ends(axes)[0].value == "97%" and axes.get_ylim()[1] > 1
-    small = length_panel(rows_of({"a": [0.01, 0.02]}), styles_of(["a"]), AXIS, share=True)
-    assert drawn(small).get_ylim() == pytest.approx((-0.0012, 0.022))
-
-
-def test_undertrained_variants_are_marked():
-    styles = styles_of(["a", "b"], marked=["b"])
-    rows = rows_of({"a": [3.0, 3.0], "b": [6.0, 6.0]})
-    axes = drawn(length_panel(rows, styles, AXIS))
-    assert ends(axes)[0][:2] == ("b †", "6.000")
-    hollow = {
-        to_hex(line.get_color()) for line in lines(axes) if line.get_markerfacecolor() == "white"
-    }
-    assert hollow == {styles["b"].color.lower()}
-    dots = drawn(dots_panel(rows[1::2], styles, band=0.02))
-    assert [label.get_text() for label in dots.get_yticklabels()] == ["a", "b †"]
+    hollow = [line for line in lines(axes) if line.get_markerfacecolor() == "white"]
+    assert {line.get_color() for line in hollow} == {styles["alibi"].color}
+    shares = rows_of({"rope": [0.2, 0.5, 0.97]})
+    (axes,) = drawn(length_panel(shares, styles, AXIS, share=True, top=1.0))
+    assert ends(axes)[0].value == "97%"
+    assert axes.get_ylim()[1] > 1
 
 
 def test_differences_have_a_band_where_the_axis_is_linear():
     styles = styles_of(["a", *(f"m{n}" for n in range(20))])
     rows = rows_of({"a": [-0.01, 0.3, 0.0], "m19": [9.0, 9.0, 9.0]}, half=0.005)
-    below = difference_panel(rows, styles, AXIS, "difference", 0.02)
-    figure = panels([length_panel(rows, styles, AXIS), below], FigureText())
-    above, axes = figure.axes
+    above, axes = drawn(
+        length_panel(rows, styles, AXIS), difference_panel(rows, styles, AXIS, "change", 0.02)
+    )
     assert_shows(axes, rows[:3], names=above)
-    assert styles["m19"].color == FAINT and len(lines(axes)) == 3  # a line and its caps
-    assert "linear within ±0.02" in axes.get_title(loc="left") and levels(axes) == [0]
+    assert styles["m19"].color == FAINT
+    assert "linear within ±0.02" in axes.get_title(loc="left")
+    assert levels(axes) == [0]
     band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (band.y0, band.y1) == pytest.approx((-0.02, 0.02))
 
@@ -90,17 +87,33 @@ def test_dots_are_rows_with_intervals_from_top_to_bottom():
         ResultRow("a", "difference", -0.3, 64, low=-0.4, high=-0.2),
         ResultRow("b", "difference", 0.1, 64),
     ]
-    axes = drawn(dots_panel(rows, styles_of(["a", "b"]), band=0.02, shared=rows))
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
-    assert axes.yaxis_inverted() and [t.get_text() for t in axes.texts] == ["−0.300", "+0.100"]
+    styles = styles_of(["a", "b"], marked=["b"])
+    (axes,) = drawn(dots_panel(rows, styles, band=0.02, shared=rows))
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b †"]
+    assert axes.yaxis_inverted()
     dots = [line for line in lines(axes) if line.get_marker() in "s^"]
     assert [line.get_xydata().tolist() for line in dots] == [[[-0.3, 0]], [[0.1, 1]]]
     assert dots[1].get_markerfacecolor() == "white"  # a point estimate
-    (bar,) = [one for one in axes.collections if len(one.get_segments())]
-    assert bar.get_segments()[0].tolist() == [[-0.4, 0], [-0.2, 0]]
+    (bar,) = (each.get_segments() for each in axes.collections if each.get_segments())
+    assert bar[0].tolist() == [[-0.4, 0], [-0.2, 0]]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("first", [0, -3])
+def test_exposure_is_drawn_by_tokens_of_context(first):
+    """One window of 64 tokens in each of five steps."""
+    positions = np.concatenate([np.full(-first, 7), np.full(64, 5)])
+    distances = 5 * np.arange(64, 0, -1)
+    exposure = Exposure(positions, distances, first, 5 * 64, 5, 5)
+    (axes,) = drawn(exposure_panel(exposure, AXIS))
+    at, apart = (points(line) for line in lines(axes))
+    assert [y for _, y in at] == pytest.approx([1 / 64] * len(at))
+    assert [x for x, _ in at][:4] == [1, 2, 3, 4]
+    assert len(at) < 64
+    assert at[-1] == apart[-1] == (64, pytest.approx(1 / 64))
+    assert [y for _, y in apart[:3]] == pytest.approx([1, 63 / 64, 62 / 64])
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_colors_go_to_the_lines_that_are_best_at_the_longest_length(seed):
     """Sixteen lines that end at different lengths, in any order; short ones have the lowest
     losses."""
@@ -111,7 +124,8 @@ def test_colors_go_to_the_lines_that_are_best_at_the_longest_length(seed):
     styles = styles_of(["ink", *(row.variant for row in rows)], "ink", rows)
     colored = {name for name, style in styles.items() if style.color not in (FAINT, INK)}
     assert colored == {*(f"{end}" for end in last[6:]), f"{(128, 0.9)}"}
-    assert len({styles[name] for name in colored}) == 11 and styles["ink"].color == INK
+    assert len({styles[name] for name in colored}) == 11
+    assert styles["ink"].color == INK
 
 
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
@@ -127,8 +141,9 @@ def test_text_does_not_overlap_or_leave_the_figure(last):
     level = [("context truncated to 256  {}", 2.4)]
     top = top_of_colored(rows, styles)
     panel = length_panel(rows, styles, LengthAxis(lengths, [256]), y="NLL", levels=level, top=top)
-    axes = drawn(panel, x="context length")
+    (axes,) = drawn(panel, x="context length")
     assert len(ends(axes)) == len(names) + 1
     assert_text_is_readable(axes.figure)
     if len(last) > 12:  # grey lines far above all others leave the axes
-        assert axes.get_ylim()[1] < 4 and ends(axes)[0].value == "9.000"
+        assert axes.get_ylim()[1] < 4
+        assert ends(axes)[0].value == "9.000"

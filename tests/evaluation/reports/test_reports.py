@@ -14,8 +14,9 @@ from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.document import ReportTable
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.position_report import tokens_seen
-from evaluation.reports.reported_results import ReportedResults
+from evaluation.reports.reported_results import ReportedResults, method_variants
 from evaluation.reports.task_report import task_report
+from evaluation.results_table import ResultsTable
 from evaluation.statistics.analysis import analyze
 from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import assert_shows, close, ends, levels, named
@@ -28,9 +29,8 @@ def texts(table: ReportTable) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(table.columns, row, strict=True)) for row in rows}
 
 
-def interval(row, sign=1) -> str:
-    low, high = sorted((sign * row.low, sign * row.high))
-    text = f"{sign * row.value:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
+def interval(row) -> str:
+    text = f"{row.value:+.3f} [{row.low:+.3f}, {row.high:+.3f}]".replace("-", "−")
     return text.replace("+0.000", "0.000").replace("−0.000", "0.000")
 
 
@@ -41,25 +41,25 @@ def of(report, metric):
 def test_loss_report_shows_levels_and_gains(do):
     result = do()
     report = loss_report(result, analyze(result))
-    (figure,) = report.figures.values()
-    axes, below = figure.axes
-    levels_of = [row for row in of(report, "nll") if row.variant != "truncate"]
-    assert_shows(axes, [row._replace(low=0, high=0) for row in levels_of])
-    changes = [row for row in of(report, "delta") if row.verdict]
-    assert_shows(below, [row.negated for row in changes], names=axes)
-    assert levels(axes) == [pytest.approx(result.truncated.mean())] and levels(below) == [0]
-    tables = [texts(table) for table in (*report.tables, *report.more_tables)]
-    for row in levels_of:
-        assert tables[0][row.variant][str(row.length)] == f"{row.value:.3f}"
-    for row in changes:
+    axes, below = report.figures["nll_by_length"].axes
+    losses = [row for row in of(report, "nll") if row.variant != "truncate"]
+    assert_shows(axes, [row._replace(low=0, high=0) for row in losses])
+    gains = [row.negated for row in of(report, "delta") if row.verdict]
+    assert_shows(below, gains, names=axes)
+    assert levels(axes) == [pytest.approx(result.truncated.mean())]
+    assert levels(below) == [0]
+    overview, _, shorter = map(texts, (*report.tables, *report.more_tables))
+    for row in losses:
+        assert overview[row.variant][str(row.length)] == f"{row.value:.3f}"
+    for row in gains:
         if row.length == 64:
-            assert tables[0][row.variant]["net gain at 64"] == interval(row, sign=-1)
+            assert overview[row.variant]["net gain at 64"] == interval(row)
         else:
-            text = tables[1][row.variant]["32"]
-            assert row.verdict in text and text.endswith(interval(row, sign=-1))
-    assert tables[0]["truncate"]["verdict"] == "flat by construction"
-    assert "the same 70 targets of 7 documents at every length" in figure.texts[1].get_text()
-    assert "simultaneous over 6" in figure.texts[-1].get_text()
+            assert row.verdict in shorter[row.variant]["32"]
+            assert shorter[row.variant]["32"].endswith(interval(row))
+    assert overview["truncate"]["verdict"] == "flat by construction"
+    assert "the same 70 targets of 7 documents at every length" in axes.figure.texts[1].get_text()
+    assert "simultaneous over 6" in axes.figure.texts[2].get_text()
 
 
 def test_results_file_has_a_row_for_each_number(do, tmp_path):
@@ -68,7 +68,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
     report.write(tmp_path)
     rows = pd.read_csv(tmp_path / "results.csv")
     assert len(rows) == len(report.results.table.rows)
-    cells = {(cell["method"], cell["length"]): cell for cell in report.record["cells"]}
+    cells = {(cell["method"], cell["length"]): cell for cell in report.results.facts["cells"]}
     rows = rows[(rows.metric != "delta") | rows.verdict.notna()]  # at L0 it is 0
     for metric in ("nll", "perplexity", "bits_per_byte", "delta", "gain", "gain_per_doubling"):
         own = {(row.method, row.length): row for row in rows[rows.metric == metric].itertuples()}
@@ -76,30 +76,42 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
         for key, row in own.items():
             assert row.value == cells[key][metric]
             if f"{metric}_low" in cells[key]:
-                ends = (cells[key][f"{metric}_low"], cells[key][f"{metric}_high"])
-                assert (row.low, row.high) == ends
+                assert row.low == cells[key][f"{metric}_low"]
+                assert row.high == cells[key][f"{metric}_high"]
             if metric == "delta":
                 assert row.verdict == cells[key]["verdict"]
                 assert (row.family, row.units, row.level) == (6, 7, 0.95)
-            if metric == "nll" and key == ("yarn", 64):
-                assert row.note == "rope, yarn factor 4 (auto)"
+    (note,) = rows.query("metric == 'nll' and method == 'yarn' and length == 64").note
+    assert note == "rope, yarn factor 4 (auto)"
     assert set(rows.targets_hash) == {result.plan.hash}
 
 
 def test_position_report_shows_buckets_and_gains(do):
+    """The buckets are [2^k, 2^(k+1)), and gains are paired by unit."""
     result = do(protocol="by-position")
     report = loss_report(result, analyze(result))
     axes, below = report.figures["nll_by_position"].axes
+    losses = of(report, "nll_at_positions")
     gains = of(report, "gain_at_positions")
-    assert_shows(axes, of(report, "nll_at_positions"), place=tokens_seen)
+    assert_shows(axes, losses, place=tokens_seen)
     assert_shows(below, gains, names=axes, place=tokens_seen)
-    first = gains[-1]
-    assert tokens_seen(first) == pytest.approx(math.sqrt(33 * 64))  # positions 32 to 63
-    nll, gain = (texts(table)["32–63"] for table in (*report.tables, *report.more_tables))
-    assert gain[first.variant] == interval(first)
-    stored = report.record["by_position"]["yarn"][-1]
-    assert nll["yarn"] == f"{stored['nll']:.3f}"
-    assert report.verdict.startswith("Gain over truncation from position 32 on: ")
+    assert tokens_seen(gains[-1]) == pytest.approx(math.sqrt(33 * 64))  # positions 32 to 63
+    nll, gain = (texts(table)["32–63"] for table in report.tables)
+    assert gain[gains[-1].variant] == interval(gains[-1])
+    (windows,) = result.plan.windows.values()
+    position = windows.target_positions()[result.screening.kept]
+    for row, of_gain in zip(losses, gains, strict=True):
+        here = (position >= row.at) & (position < row.until)
+        method = "trained" if row.variant == "as trained" else row.variant
+        own = result.nll[method, 64]
+        assert row.value == pytest.approx(own[here].mean())
+        change = (result.truncated - own)[here]
+        units = result.unit[here]
+        means = [change[units == unit].mean() for unit in np.unique(units)]
+        assert of_gain.value == pytest.approx(np.mean(means))
+        if row.at == 32:
+            assert nll[row.variant] == f"{row.value:.3f}"
+    assert {row.at for row in losses} == {0, 1, 2, 4, 8, 16, 32}
 
 
 def test_runs_are_compared_by_differences_in_a_panel_and_a_table(do):
@@ -147,14 +159,21 @@ def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
     assert report.verdict == "Above chance (33.3%) at 200 tokens: as trained, truncate."
 
 
+def results_of(record: dict, rows, methods: list[str]) -> ReportedResults:
+    table = ResultsTable(rows(record))
+    variants = method_variants(methods)
+    return ReportedResults(title="$run$", variants=variants, facts=record, table=table)
+
+
 def test_attention_report_shows_means_layers_heads_and_distances():
     """Random measures of two methods at three lengths, two layers, two heads."""
     rng = np.random.default_rng(0)
     cells = []
     by_distance = []
+    places = [(None, None), (0, None), (0, 0), (0, 1), (1, None), (1, 0), (1, 1)]
     for method in ("trained", "yarn"):
         for length in (8, 16, 32):
-            for layer, head in diagnostic_report.places(2, 2):
+            for layer, head in places:
                 place = {"method": method, "length": length, "layer": layer, "head": head}
                 for measure in diagnostic_report.ATTENTION:
                     cells.append({**place, "measure": measure, "value": rng.uniform(0.1, 0.9)})
@@ -169,14 +188,13 @@ def test_attention_report_shows_means_layers_heads_and_distances():
         "trained_length": 8,
         "documents": 3,
     }
-    names = ["as trained", "yarn"]
-    table = diagnostic_report.attention_rows(record)
-    r = ReportedResults(title="$run$", names=names, facts=record, table=table)
+    r = results_of(record, diagnostic_report.attention_rows, ["trained", "yarn"])
+    table = r.table
     stored = [c for c in cells if (c["method"], c["measure"]) == ("yarn", "logit_std")]
     for where, layer, head in (("", None, None), ("layer 2", 1, None), ("layer 1, head 2", 0, 1)):
         values = [c["value"] for c in stored if (c["layer"], c["head"]) == (layer, head)]
         assert [row.value for row in table.select("logit_std", "yarn", where=where)] == values
-        figures = diagnostic_report.attention_figures(r)
+    figures = diagnostic_report.attention_figures(r)
     for n, measure in enumerate(diagnostic_report.ATTENTION):
         assert_shows(figures["attention_by_method"].axes[n], table.select(measure))
         layers = [
@@ -192,17 +210,16 @@ def test_attention_report_shows_means_layers_heads_and_distances():
             for row in by_distance
             if (row["method"], row["layer"], row["head"]) == ("yarn", layer, None)
         }
-        for name, expected in (
-            *((f"{length} tokens", own[length]["mass"]) for length in (8, 16, 32)),
-            ("uniform attention", own[32]["uniform"]),
-        ):
+        drawn = {f"{length} tokens": row["mass"] for length, row in own.items()}
+        for name, expected in (drawn | {"uniform attention": own[32]["uniform"]}).items():
             line = next(line for line in axes.lines if line.get_label() == name)
             close(line.get_xydata(), middles, expected)
         assert axes.get_xlim()[1] > 32  # the longest bucket is inside
-    printed = texts(diagnostic_report.attention_table(r))
+    (printed,) = map(texts, diagnostic_report.attention_tables(r))
     assert printed["yarn"]["sd of logits"] == f"{table.value('yarn', 'logit_std', 32):.2f}"
     (axes,) = figures["rotary_pairs"].axes
-    assert levels(axes) == [8] and [end.name for end in ends(axes)] == ["yarn"]
+    assert levels(axes) == [8]
+    assert [end.name for end in ends(axes)] == ["yarn"]
 
 
 def test_generation_report_shows_means_by_source_and_position():
@@ -216,15 +233,16 @@ def test_generation_report_shows_means_by_source_and_position():
         for start in (8, 16)
     ]
     record = {"cells": cells, "edges": [8, 16, 24], "trained_length": 8, "prompts": 6}
-    table = diagnostic_report.generation_rows(record)
-    assert [row.value for row in table.rows.values()] == [cell["value"] for cell in cells]
-    r = ReportedResults(title="run", names=["as trained"], facts=record, table=table)
+    r = results_of(record, diagnostic_report.generation_rows, ["trained"])
+    assert [row.value for row in r.table.rows.values()] == [cell["value"] for cell in cells]
     figure = diagnostic_report.source_figure(r, "as trained", sources)
     for axes, measure in zip(figure.axes, diagnostic_report.TEXT, strict=True):
-        rows = [row._replace(variant=row.where) for row in table.select(measure, where=None)]
+        rows = [row._replace(variant=row.where) for row in r.table.select(measure, where=None)]
         assert_shows(axes, rows, place=lambda row: {8: 12, 16: 20}[row.at])
-        assert axes.get_xlim()[0] < 8 and axes.get_xlim()[1] > 24
-    printed = diagnostic_report.generation_table(r)
+        assert axes.get_xlim()[0] < 8
+        assert axes.get_xlim()[1] > 24
+    (printed,) = diagnostic_report.generation_tables(r)
     first = [cell.text for cell in printed.cells[0]]
     value = next(cell["value"] for cell in cells if cell["measure"] == "nll")
-    assert first[:3] == ["as trained", "greedy", "8–15"] and first[-1] == f"{value:.2f}"
+    assert first[:3] == ["as trained", "greedy", "8–15"]
+    assert first[-1] == f"{value:.2f}"

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.statistics.context_reach import context_reach
+from evaluation.results_table import ResultsTable
+from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.intervals import interval
 from evaluation.statistics.seeds import change
+from evaluation.statistics.verdicts import VerdictRules
 from tests.studies.results.test_loss_comparison import half_width
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
@@ -22,25 +24,27 @@ def curve(means, shape, sd=0.002, seed=0):
 
 
 def reach_of(nll, failed=()):
-    values = next(iter(nll.values()))
-    return context_reach(
-        sorted(nll),
-        lambda a, b: nll[a] - nll[b],
-        tolerance=0.02,
-        failed=failed,
-        interval=interval if values.ndim == 1 else change,
-    )
+    """Reach, longest length with a gain, text; and the long table."""
+    is_study = next(iter(nll.values())).ndim == 2
+    rules = VerdictRules(64, 0.02, interval=change if is_study else interval)
+    table = ResultsTable()
+    add_reach(table, "x", sorted(nll), lambda a, b: nll[a] - nll[b], rules, failed)
+    row = table.get("x", "context_reach")
+    if row is None:
+        return None, None, "", table
+    reach = None if math.isnan(row.value) else row.value
+    return reach, table.value("x", "gain_shown_to"), row.note, table
 
 
 def bound(values, tests):
     """Upper end of a one-sided interval over units, or over seeds and units."""
+    if values.ndim == 1:
+        return values.mean() + stats.t.ppf(1 - 0.025 / tests, UNITS - 1) * stats.sem(values)
     parts = []
-    for axis in range(values.ndim):
-        means = values.mean(axis=1 - axis) if values.ndim == 2 else values
+    for axis in range(2):
+        means = values.mean(axis=1 - axis)
         parts.append((means.var(ddof=1) / len(means), len(means) - 1))
-    if values.ndim == 2:
-        return values.mean() + half_width(parts, tests)
-    return values.mean() + stats.t.ppf(1 - 0.025 / tests, UNITS - 1) * math.sqrt(parts[0][0])
+    return values.mean() + half_width(parts, tests)
 
 
 @pytest.mark.parametrize("shape", [(UNITS,), (SEEDS, UNITS)])
@@ -67,9 +71,9 @@ def bound(values, tests):
 )
 def test_reach_is_a_property_of_the_best_context_so_far(means, sd, reach, shown, text, shape):
     """The same function for one checkpoint and for the seeds of a study."""
-    got = reach_of(curve(dict(zip(LENGTHS, means, strict=True)), shape, sd=sd))
-    assert (got.reach, got.shown, got.longest, got.points) == (reach, shown, 2048, False)
-    assert text in got.text
+    *found, note, _ = reach_of(curve(dict(zip(LENGTHS, means, strict=True)), shape, sd=sd))
+    assert found == [reach, shown]
+    assert text in note
 
 
 @pytest.mark.parametrize("shape", [(UNITS,), (SEEDS, UNITS)])
@@ -92,28 +96,23 @@ def test_reach_matches_definition(seed, shape):
         for n in LENGTHS[1:]
         if all(bound(nll[n] - nll[m], len(LENGTHS) - 1) < 0 for m in LENGTHS if m < n)
     ]
-    got = reach_of(nll)
-    assert got.reach == min(want, default=None) and got.shown == max(shown, default=64)
+    assert reach_of(nll)[:2] == (min(want, default=None), max(shown, default=64))
 
 
 def test_failed_length_stops_testing():
     flat = curve(dict.fromkeys((64, 128, 512, 1024), 1.0), (UNITS,))
-    assert reach_of(flat, failed=[256]).reach == 512
+    assert reach_of(flat, failed=[256])[0] == 512
     del flat[1024]
-    got = reach_of(flat, failed=[1024])
-    assert (got.reach, got.longest) == (None, 1024)
+    reach, _, text, _ = reach_of(flat, failed=[1024])
+    assert reach is None
+    assert "longest" not in text
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, UNITS), (SEEDS, 5)])
-def test_few_units_or_seeds_give_point_estimates(shape):
-    got = reach_of(curve(dict.fromkeys((64, 128), 1.0), shape))
-    assert got.points and got.reach is None and math.isnan(got.doublings[0].gain.low)
-    assert "point" in got.text
-
-
-def test_gains_are_per_doubling():
-    nll = curve(dict(zip((64, 128, 1024), (1.0, 0.9, 0.6), strict=True)), (UNITS,), sd=1e-9)
-    steps = [
-        (one.shorter, one.longer, round(one.gain.estimate, 6)) for one in reach_of(nll).doublings
-    ]
-    assert steps == [(64, 128, 0.1), (128, 1024, 0.1)]
+def test_few_units_or_seeds_give_gains_per_doubling_only(shape):
+    nll = curve(dict(zip((64, 128, 1024), (1.0, 0.9, 0.6), strict=True)), shape, sd=1e-9)
+    reach, shown, _, table = reach_of(nll)
+    assert (reach, shown) == (None, None)
+    rows = table.select("gain_per_doubling")
+    assert [(row.length, round(row.value, 6)) for row in rows] == [(128, 0.1), (1024, 0.1)]
+    assert all(math.isnan(row.low) for row in rows)

@@ -6,7 +6,7 @@ import pytest
 from evaluation.results_table import ResultsTable
 from evaluation.statistics.intervals import interval
 from evaluation.statistics.seeds import change
-from evaluation.statistics.verdicts import VerdictRules, add_verdicts, by_position
+from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 
 UNITS = 30
 
@@ -68,14 +68,3 @@ def test_few_units_or_seeds_give_point_estimates(units, use):
     add_verdicts(table, "x", changes, VerdictRules(8, 0.02, interval=use))
     assert table.get("x", "delta", 16).verdict == "points only"
     assert not table.select("held_to") and not table.select("break_point")
-
-
-def test_buckets_are_geometric_and_paired():
-    position = np.tile(np.arange(11), 7)
-    unit = np.repeat(np.arange(7), 11)
-    nll = np.where(position < 4, 3.0, 2.0)
-    buckets = by_position(nll, nll + 0.25, position, unit, 0.05)
-    edges = [(0, 1, 7), (1, 2, 7), (2, 4, 14), (4, 8, 28), (8, 16, 21)]
-    assert [(b["low"], b["high"], b["count"]) for b in buckets] == edges
-    assert [b["nll"] for b in buckets] == [3, 3, 3, 2, 2]
-    assert all(b["gain"]["estimate"] == 0.25 and b["gain"]["units"] == 7 for b in buckets)

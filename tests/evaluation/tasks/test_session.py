@@ -216,8 +216,8 @@ def test_cells_are_cached_and_results_written(tmp_path):
     written = task_report(second, analyse_tasks(second))
     assert len(written.results.table.select("accuracy")) == 4
     assert len(written.items["items.csv"]) == 4 * 30
-    assert written.record["chance"] == 1 / 3
-    assert written.record["units"]["names"] == [name for name, _ in TEXTS]
-    assert all(len(cell["unit_accuracy"]) == 7 for cell in written.record["cells"])
-    cell = written.record["cells"][1]
+    assert written.results.facts["chance"] == 1 / 3
+    assert written.results.facts["units"]["names"] == [name for name, _ in TEXTS]
+    assert all(len(cell["unit_accuracy"]) == 7 for cell in written.results.facts["cells"])
+    cell = written.results.facts["cells"][1]
     assert 100 * cell["gain"] == pytest.approx(31.4, abs=0.05) and cell["gain_low"] < 0

@@ -57,7 +57,7 @@ def test_the_last_line_of_a_step_counts(tmp_path):
     assert [losses[step] for step in range(1, 30)] == [8 / step for step in range(1, 30)]
     held_out = run.of("held_out")[["length", "step", "value"]].to_numpy().tolist()
     assert held_out == [[16, 40, 2.0], [32, 40, 3.4]]
-    assert list(values(run, "resumed")) == [0, 20] and list(values(run, "skipped")) == [30]
+    assert list(values(run, "resumed")) == [0, 20]
     assert values(run, "change") == {25: "model.position.scaling={name: drop}", 29: "32 tokens"}
     assert dict(zip(run.table.step, run.table.tokens, strict=True)) == {
         step: 100 * step for step in range(41)
@@ -87,13 +87,8 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert values["a/run", "forked", "", "20"] == "stem"
     figure = training_figure([read_curves(folders[0], "one", 0.02)])
     texts = " ".join(text.get_text() for text in figure.findobj(Text))
-    for part in (
-        "one  0.200",
-        "16 (1 × L0)  2.000",
-        "a fork of stem after step 20",
-        "dotted: resumed",
-    ):
-        assert part in texts
+    assert "one  0.200" in texts
+    assert "16 (1 × L0)  2.000" in texts
     low, high = figure.axes[0].get_ylim()
     assert low < 0.2 and 2 < high < 8  # the first tenth of the tokens is clipped
 

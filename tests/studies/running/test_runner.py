@@ -14,7 +14,17 @@ from studies.running.cell_record import data_order, equal_tokens
 from studies.running.children import set_threads, value_of
 from tests.studies.conftest import ROOT
 
-SCHEMES = ["none", "alibi", "kerple", "t5", "fire", "sinusoidal", "learned", "nope_every_4th", "fox"]
+SCHEMES = [
+    "none",
+    "alibi",
+    "kerple",
+    "t5",
+    "fire",
+    "sinusoidal",
+    "learned",
+    "nope_every_4th",
+    "fox",
+]
 
 
 def initial_weights(label: str, seed: int) -> dict:
