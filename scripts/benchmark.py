@@ -39,7 +39,7 @@ from torch import Tensor
 
 from data.files import write_text
 from errors import TrainingError
-from evaluation.reports.results_files import markdown_table
+from evaluation.reports.document import markdown_table
 from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams

@@ -315,8 +315,8 @@ def heat_map(
     Args:
         down: the first place is the upper one.
     """
-    names = {row.at: name(row) for row in rows}
-    places = sorted(names)
+    names = {row.at: name(row) for row in sorted(rows, key=attrgetter("at"))}
+    places = list(names)
 
     def draw(axes: Axes) -> None:
         for row in rows:
@@ -330,8 +330,8 @@ def heat_map(
             axes.text(left + 0.5, low + 0.5, text, fontsize=7.5, color=ink, **center)
         axes.grid(visible=False)
         axes.set(xlim=(0, len(lengths)), ylim=(0, len(places)))
-        axes.set_xticks([n + 0.5 for n in range(len(lengths))], [f"{n:,}" for n in lengths])
-        axes.set_yticks([n + 0.5 for n in range(len(places))], [names[at] for at in places])
+        axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{n:,}" for n in lengths])
+        axes.set_yticks(np.arange(len(places)) + 0.5, names.values())
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         if down:

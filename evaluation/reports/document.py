@@ -64,14 +64,23 @@ class ReportTable:
     def markdown(self) -> str:
         if not self.rows:
             return ""
-        rule = ["---" if n < self.numbers else "---:" for n in range(len(self.columns))]
-        lines = [[plain_text(name) or " " for name in self.columns], rule]
+        lines = []
         for row in self.cells:
             marks = [EMPHASIS.get(cell.tone, "") for cell in row]
             lines.append([f"{m}{plain_text(c.text)}{m}" for c, m in zip(row, marks, strict=True)])
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = markdown_table([*map(plain_text, self.columns)], lines, self.numbers)
         note = f"\n\n*{plain_text(self.note)}*" if self.note else ""
         return f"**{plain_text(self.title)}**\n\n{table}{note}"
+
+
+def markdown_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    texts: int = 1,
+) -> str:
+    """A Markdown table; columns after the first `texts` are aligned as numbers."""
+    rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
 
 
 def pivot(

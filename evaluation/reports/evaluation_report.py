@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from data.files import write_text
 from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text
 from evaluation.reports.figures import save
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_files import write_clean_json, write_results, write_table
+from evaluation.reports.results_files import write_clean_json, write_results
 
 DOWNLOADS = {
     "results.csv": "all numbers",
@@ -33,7 +32,7 @@ class EvaluationReport:
         caveats: what limits the numbers.
         tables: the first ones a reader needs; `more_tables`: the others.
         draw: draws the figures, by file name.
-        items, more_records: further files and what they hold.
+        more_records: further files and what they hold.
     """
 
     name: str
@@ -45,7 +44,6 @@ class EvaluationReport:
     tables: Sequence[ReportTable] = ()
     more_tables: Sequence[ReportTable] = ()
     draw: Callable[[], dict[str, Figure]] = dict
-    items: dict[str, pd.DataFrame] = field(default_factory=dict)
     more_records: dict[str, dict] = field(default_factory=dict)
 
     @property
@@ -59,8 +57,6 @@ class EvaluationReport:
     def write_numbers(self, folder: Path) -> list[Path]:
         """Write tables, records and summary.txt into `folder`; returns results.csv and .json."""
         write_results(folder / "results.csv", [self.results])
-        for name, rows in self.items.items():
-            write_table(folder / name, rows)
         record = {"format": 1, "summary": self.summary, **self.results.facts}
         for name, content in {"results.json": record, **self.more_records}.items():
             write_clean_json(folder / name, content)

@@ -53,9 +53,8 @@ from evaluation.statistics.verdicts import INCONCLUSIVE, POINTS_ONLY
 
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 TONES = {"held": "good", "broken": "bad"}
-MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
 # metrics of a cell of results.json, with and without intervals
-INTERVALS = ("nll", "delta", "gain", "gain_per_doubling", "perplexity_ratio")
+INTERVALS = ("nll", "delta", "gain", "gain_per_doubling")
 NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "units_needed", "spans_needed")
 NUMBERS += ("bfloat16_minus_float32",)
 
@@ -201,8 +200,8 @@ def differences(r: LossResults) -> ReportTable:
 
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
     """The net gain of a change, with its verdict."""
-    mark = f"{MARKS[row.verdict]} " if marked and row.verdict in MARKS else ""
-    return TableCell(mark + interval_text(row.negated), TONES.get(row.verdict, ""))
+    word = f"{row.verdict} " if marked and row.verdict != POINTS_ONLY else ""
+    return TableCell(word + interval_text(row.negated), TONES.get(row.verdict, ""))
 
 
 def difference_cell(row: ResultRow) -> TableCell:
@@ -297,10 +296,6 @@ def loss_figure(
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
         levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated))
     top = top_of_colored(rows, styles)
-    losses = [row.value for row in rows]
-    if r.unigram is not None and min(losses) < r.unigram < max(losses):
-        top = min(r.unigram, math.inf if top is None else top)
-        levels.append(("unigram model  {}", r.unigram))
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [
         length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
@@ -437,13 +432,11 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
 def reference(result: EvaluationResult, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
-    trained = columns_of(r.table, name_of(TRAINED), r.trained_length, numbers=NUMBERS)
-    if trained["perplexity"] is not None:
-        bits = trained["bits_per_byte"]
-        more = "" if bits is None else f", {bits:.3f} bits per byte"
-        lines.append(
-            f"As trained at {r.trained_length:,}: perplexity {trained['perplexity']:.2f}{more}."
-        )
+    trained = r.table.get(name_of(TRAINED), "perplexity", r.trained_length)
+    bits = r.table.get(name_of(TRAINED), "bits_per_byte", r.trained_length)
+    if trained:
+        more = f", {bits.value:.3f} bits per byte" if bits else ""
+        lines.append(f"As trained at {r.trained_length:,}: perplexity {trained.value:.2f}{more}.")
     documents = counted(r.facts["documents"], "document")
     lines.append(f"{documents}; intervals describe this checkpoint, not the positional scheme.")
     if result.left_out:
@@ -456,8 +449,8 @@ def columns_of(
     table: ResultsTable,
     name: str,
     length: int,
-    intervals: Sequence[str] = (),
-    numbers: Sequence[str] = (),
+    intervals: Sequence[str],
+    numbers: Sequence[str],
 ) -> dict:
     """The numbers of one variant at one length as results.json has them: None for those that do not
     exist."""
@@ -513,7 +506,6 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "family": analysis.family,
         "tolerance": result.settings.tolerance,
         "bos": result.settings.bos,
-        "corpus": result.facts.get("corpus", ""),
         "targets_hash": result.plan.hash,
         "lengths": result.plan.lengths,
         "left_out": result.left_out,

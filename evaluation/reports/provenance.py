@@ -3,7 +3,7 @@
 
 def basis(result) -> dict:
     """The settings, methods and hashes that the numbers of a `result` depend on."""
-    facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash")
+    facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
     return {
         "protocol": result.settings.protocol,
         "trained_length": result.subject.trained_length,
@@ -33,5 +33,4 @@ def text_basis(result) -> dict:
         "units": len(set(result.unit.tolist())),
         "unit": result.unit_kind,
         "bos": result.settings.bos,
-        "corpus": result.facts.get("corpus", ""),
     }

@@ -84,7 +84,6 @@ def metrics_table(
     headings: Mapping[str, str],
     write: Callable[[ResultRow], Cell],
     index: Mapping[str, Callable[[ResultRow], str]],
-    note: str = "",
 ) -> ReportTable:
     """A row for each variant and `index`, a column for each metric."""
     rows = [row for metric in headings for row in r.table.select(metric, where=None)]
@@ -92,7 +91,7 @@ def metrics_table(
     rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
     index = {r.noun: lambda row: row.variant, **index}
     columns = attrgetter("metric")
-    return pivot(title, rows, write, index=index, columns=columns, headings=headings, note=note)
+    return pivot(title, rows, write, index=index, columns=columns, headings=headings)
 
 
 def seed_counts(results: ReportedResults, noun: str) -> str:

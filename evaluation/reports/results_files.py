@@ -3,7 +3,7 @@ each row, and JSON."""
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -44,16 +44,6 @@ def write_table(path: Path, rows: Sequence[Mapping] | pd.DataFrame) -> None:
 def write_clean_json(path: Path, value) -> None:
     """Write JSON with null for NaN and infinity."""
     write_text(path, json.dumps(clean(value), indent=1) + "\n")
-
-
-def markdown_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    texts: int = 1,
-) -> str:
-    """A Markdown table; columns after the first `texts` are aligned as numbers."""
-    rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
 
 
 def clean(value, digits: int | None = None):

@@ -1,5 +1,5 @@
 """Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth and
-distance of the answer in text, whose items are in items.csv.
+distance of the answer in text.
 
 Metrics: accuracy (by likelihood), exact (the whole answer is generated), symbol_accuracy (mean
 share of right symbols in an answer), each with a `verdict` against chance where it is the main one;
@@ -9,17 +9,14 @@ accuracy_by_distance, whose `at` is a depth, or tokens before the question.
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import (
     LengthAxis,
     Styles,
-    curves_of,
     heat_map,
     length_panel,
     styles_of,
@@ -50,16 +47,11 @@ from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 METRICS = {
-    "accuracy": "accuracy",
-    "exact": "exact match",
-    "symbol_accuracy": "symbols of the answer",
+    "accuracy": "accuracy (most likely candidate)",
+    "exact": "exact match (greedy decoding)",
+    "symbol_accuracy": "right symbols of the answer",
     "chance": "chance",
     "gain": "gain over truncation, points",
-}
-NOTES = {
-    "accuracy": "accuracy: the right candidate is the most likely",
-    "exact": "exact match: greedy decoding generates the whole answer",
-    "symbol_accuracy": "symbols: mean share that is right in an answer",
 }
 
 
@@ -70,7 +62,6 @@ def task_report(result: TaskResult, analysis: TaskAnalysis, name: str = "task") 
         report.details.append(
             f"{result.drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
         )
-    report.items = {"items.csv": item_rows(result)}
     return report
 
 
@@ -210,29 +201,6 @@ def item_cells(result: ItemResult) -> Iterator[dict]:
         }
 
 
-def item_rows(result: TaskResult) -> pd.DataFrame:
-    """One row for each method, length and item."""
-    drawn = result.drawn
-    parts = []
-    for (label, length), answers in result.answers.items():
-        items = drawn.items[length]
-        columns = {
-            "method": label,
-            "length": length,
-            "item": range(len(items)),
-            drawn.unit_kind: [drawn.unit_names[unit] for unit in drawn.unit],
-            "depth": [item.depth for item in items],
-            "distance": [item.distance for item in items],
-            "right": answers.right.astype(int),
-            "exact": answers.exact.astype(int),
-            "chosen": answers.chosen,
-            "nll": answers.nll[:, 0].round(6),
-            "nll_of_best_other": answers.nll[:, 1:].min(axis=1).round(6),
-        }
-        parts.append(pd.DataFrame(columns, dtype=object))
-    return pd.concat(parts) if parts else pd.DataFrame()
-
-
 # Views of the long table.
 
 
@@ -292,12 +260,10 @@ def _chance(r: ReportedResults) -> str:
 def task_tables(r: ReportedResults) -> list[ReportTable]:
     """A row per variant and length; and accuracy by depth."""
     length = {"length": lambda row: length_text(r, row)}
-    notes = [note for metric, note in NOTES.items() if r.table.select(metric)]
     by_depth = r.table.select("accuracy_by_depth")
     title = f"{task_title(r)}: {r.subtitle}, chance {_chance(r)}"
-    note = f"{'; '.join(notes)}.".capitalize()
     return [
-        metrics_table(r, title, METRICS, task_cell, length, note),
+        metrics_table(r, title, METRICS, task_cell, length),
         pivot(
             "Accuracy by depth of the answer (0: beginning of the text)",
             by_depth,
@@ -319,23 +285,20 @@ def task_cell(row: ResultRow) -> Cell:
 
 
 def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
-    """The main metric against length as solid lines, the next one as dotted lines."""
+    """The main metric by length as bold lines, the next one as thin lines."""
     rows = [row._replace(low=max(row.low, 0.0), high=min(row.high, 1.0)) for row in main_rows(r)]
-    solid = rows[0].metric
-    dotted = "exact" if solid == "accuracy" else "symbol_accuracy"
+    bold = rows[0].metric
+    thin = "exact" if bold == "accuracy" else "symbol_accuracy"
     trained = r.facts.get("trained_lengths", [r.trained_length])[-1]
     axis = LengthAxis(sorted({row.length for row in rows}), [trained])
-    note = f"Solid: {METRICS[solid]}. Dotted: {METRICS[dotted]}."
+    note = f"Thin: {METRICS[thin]}."
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
     chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
-    panel = length_panel(rows, styles, axis, y=METRICS[solid], levels=chance, share=True, top=1.0)
-    thin = [
-        replace(curve, dash=(0, (1, 1.6)), label="", width=1.1, marker="", low=(), high=())
-        for curve in curves_of(r.table.select(dotted), styles, axis)
-    ]
-    text = FigureText(f"{task_title(r)}: {METRICS[solid]} by length", r.subtitle, note)
-    return panels([replace(panel, curves=[*panel.curves, *thin])], text, x="length (log scale)")
+    rows += [row._replace(seed=thin) for row in r.table.select(thin)]  # drawn as single seeds are
+    panel = length_panel(rows, styles, axis, y=METRICS[bold], levels=chance, share=True, top=1.0)
+    text = FigureText(f"{task_title(r)}: {METRICS[bold]} by length", r.subtitle, note)
+    return panels([panel], text, x="length (log scale)")
 
 
 def place_figure(r: ReportedResults, name: str) -> Figure:

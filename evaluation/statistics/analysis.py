@@ -141,7 +141,6 @@ def _add_changes(
     for length, values in differences.items():
         if length > rules.trained_length:
             add_needed(table, name, length, values, result, rules)
-            _add_ratio(table, name, length)
 
 
 def _add_part(
@@ -160,15 +159,6 @@ def _add_part(
             changes = unit_means((nll - result.truncated)[here], result.unit[here])
             delta = interval(changes, alpha=rules.alpha, family=rules.family)
             table.add(name, "delta", delta, length, where=where)
-            _add_ratio(table, name, length, where)
-
-
-def _add_ratio(table: ResultsTable, name: str, length: int, where: str = "") -> None:
-    """The ratio of perplexities of a change of NLL."""
-    delta = table.get(name, "delta", length, where)
-    value, low, high = (math.exp(min(x, 700.0)) for x in (delta.value, delta.low, delta.high))
-    ratio = delta._replace(metric="perplexity_ratio", value=value, low=low, high=high, verdict="")
-    table.put(ratio)
 
 
 def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:

@@ -70,7 +70,7 @@ class SeedInterval(MeanInterval):
     @property
     def claimed(self) -> bool:
         """Whether there are enough seeds and units for an interval."""
-        return min(self.seeds) >= CLAIM_SEEDS and self.units >= POINTS_ONLY_BELOW
+        return math.isfinite(self.low)
 
 
 def compare(a: np.ndarray, b: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> SeedInterval:

@@ -31,11 +31,6 @@ class TaskAnswers:
         wrong."""
         return self.nll[:, 0] < self.nll[:, 1:].min(axis=1)
 
-    @property
-    def chosen(self) -> np.ndarray:
-        """(n,) the most likely candidate; 0 is the correct one."""
-        return self.nll.argmin(axis=1)
-
 
 Reader = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 # (prompts (b, P), candidates (b, C, A), declared length) -> NLL (b, C), exact (b,)

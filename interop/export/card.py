@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from evaluation.reports.results_files import markdown_table
+from evaluation.reports.document import markdown_table
 from interop.export.described import ClassChoice
 from interop.export.parity import Parity
 from run_directory.run import LoadedRun, Run

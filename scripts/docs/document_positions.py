@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from data.data_settings import DataSettings
 from data.files import write_text
-from evaluation.reports.results_files import markdown_table
+from evaluation.reports.document import markdown_table
 from model import SCHEMES, ModelSettings
 from model.model_settings import LayerKindSettings
 from model.position import PositionalScheme, PositionSettings

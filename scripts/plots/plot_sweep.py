@@ -19,6 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.files import write_text
 from errors import StudyError
+from evaluation.reports.document import markdown_table
 from evaluation.reports.figures import (
     COLOURS,
     INK,
@@ -29,7 +30,7 @@ from evaluation.reports.figures import (
     panels,
     save,
 )
-from evaluation.reports.results_files import markdown_table, write_table
+from evaluation.reports.results_files import write_table
 from settings.script import Parser, run_main
 
 # by variant and width: NLL by rate (rows, ascending) and seed

@@ -52,15 +52,15 @@ def cells(study: StoredStudy) -> ReportTable:
     for cell in study.cells:
         run = cell.record.get("training") or {}
         status = cell.record["status"]
-        tone = "" if status == "done" else "bad"
-        hashes = [str(run.get(key) or "")[:16] for key in ("checkpoint_hash", "data_hash")]
-        rows.append([
+        row: list[Cell] = [
             cell.id,
-            TableCell(status, tone),
+            TableCell(status, "" if status == "done" else "bad"),
             cell.record.get("error") or "",
             f"{run['steps']:,}" if run else NONE,
-            *hashes,
-        ])  # fmt: skip
+            run.get("checkpoint_hash", "")[:16],
+            run.get("data_hash", "")[:16],
+        ]
+        rows.append(row)
     columns = ["cell", "status", "error", "steps", "checkpoint", "data"]
     note = "First 16 digits of each SHA-256; results.json has all digits."
     return ReportTable("Cells", columns, rows, note, numbers=6)
@@ -68,14 +68,12 @@ def cells(study: StoredStudy) -> ReportTable:
 
 def excluded(tables: Sequence[LossComparison]) -> ReportTable:
     """Lengths that could not be evaluated, and results that are not comparable."""
-    rows: list[list[Cell]] = []
+    lengths: dict[tuple[str, ...], list[str]] = {}
     for losses in (table.losses for table in tables):
-        lengths: dict[tuple[str, str], list[str]] = {}
         for (name, length), reason in losses.missing.items():
-            lengths.setdefault((name, reason), []).append(f"{length:,}")
-        for (name, reason), own in lengths.items():
-            rows.append([losses.name, name, ", ".join(own), reason])
+            lengths.setdefault((losses.name, name, reason), []).append(f"{length:,}")
         for cell, reason in losses.excluded.items():
-            rows.append([losses.name, cell, "all", reason])
-    columns = ["evaluation", "scheme", "lengths", "reason"]
-    return ReportTable("Missing results", columns, rows, numbers=4)
+            lengths[losses.name, cell, reason] = ["all"]
+    columns = ["evaluation", "scheme", "reason", "lengths"]
+    rows: list[list[Cell]] = [[*key, ", ".join(own)] for key, own in lengths.items()]
+    return ReportTable("Missing results", columns, rows, numbers=3)

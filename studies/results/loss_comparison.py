@@ -20,7 +20,7 @@ from evaluation.reports.loss_report import UNDERTRAINED, LossResults
 from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.seeds import change, compare, needed
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
-from studies.results.losses import StudyLosses, unit_nll
+from studies.results.losses import Rows, StudyLosses, unit_nll
 from studies.results.stored import (
     CONFIDENCE,
     TOLERANCE,
@@ -44,6 +44,18 @@ class LossComparison(LossResults):
     def rules(self) -> VerdictRules:
         alpha = 1 - self.confidence
         return VerdictRules(self.trained_length, self.tolerance, alpha, self.family, change)
+
+    def add(self, name: str, metric: str, values: np.ndarray, length: int, **columns) -> None:
+        """Add a mean over seeds and units (S, D) with its own interval."""
+        mean = change(values, alpha=1 - self.confidence)
+        self.table.add(name, metric, mean, length, **columns)
+
+    def add_seeds(self, name: str, metric: str, rows: Rows, seeds: list[str], length: int) -> None:
+        """Add a mean over units, over all seeds and of each."""
+        values = unit_nll(rows, seeds)
+        self.add(name, metric, values, length)
+        for seed, units in zip(seeds, values, strict=True):
+            self.table.add(name, metric, units.mean(), length, seed=seed)
 
 
 def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
@@ -98,18 +110,16 @@ def _add_levels(r: LossComparison, name: str) -> None:
     """NLL, change, verdict and gain at every length."""
     losses = r.losses
     rules = r.rules
-    reference = unit_nll(losses.reference[name])
-    trained = change(reference, alpha=rules.alpha)
-    r.table.add(name, "nll_as_trained", trained, r.trained_length)
-    for seed, units in zip(losses.reference[name], reference, strict=True):
-        r.table.add(name, "nll_as_trained", units.mean(), r.trained_length, seed=seed)
+    reference = losses.reference[name]
+    r.add_seeds(name, "nll_as_trained", reference, list(reference), r.trained_length)
     if r.unigram is not None:
         r.table.add(name, "unigram_nll", r.unigram)
     changes = {}
     for length in losses.lengths:
         if losses.seeds(name, length):
             changes[length] = losses.shift(name, length)
-            _add_length(r, name, length, -changes[length])
+            _add_length(r, name, length)
+            r.add(name, "gain", -changes[length], length)
         else:
             reason = losses.missing.get((name, length), "not measured")
             r.table.add(name, "failure", math.nan, length, note=reason)
@@ -119,28 +129,22 @@ def _add_levels(r: LossComparison, name: str) -> None:
     for length, values in changes.items():
         delta = change(values, alpha=rules.alpha, family=r.family)
         if is_precise and delta.half > r.tolerance:
-            for metric, count in zip(
-                ("seeds_needed", "units_needed"), needed(delta, r.tolerance), strict=True
-            ):
-                r.table.add(name, metric, math.nan if count is None else count, length)
+            seeds, units = needed(delta, r.tolerance)
+            r.table.add(name, "seeds_needed", math.nan if seeds is None else seeds, length)
+            r.table.add(name, "units_needed", math.nan if units is None else units, length)
 
 
-def _add_length(r: LossComparison, name: str, length: int, gain: np.ndarray) -> None:
-    """NLL and gain (S, D) at one length."""
-    alpha = r.rules.alpha
+def _add_length(r: LossComparison, name: str, length: int) -> None:
+    """NLL at one length."""
+    rows = r.losses.rows[name, length]
     seeds = r.losses.seeds(name, length)
-    by_seed = r.losses.rows[name, length]
-    nll = unit_nll(by_seed, seeds)
-    r.table.add(name, "nll", change(nll, alpha=alpha), length)
-    for seed, units in zip(seeds, nll, strict=True):
-        r.table.add(name, "nll", units.mean(), length, seed=seed)
-    pooled = np.mean([by_seed[seed]["nll"] for seed in seeds])
+    r.add_seeds(name, "nll", rows, seeds, length)
+    pooled = np.mean([rows[seed]["nll"] for seed in seeds])
     r.table.add(name, "nll_pooled", pooled, length)
     r.table.add(name, "perplexity", math.exp(pooled), length)
-    bits = [by_seed[seed].get("bits_per_byte") for seed in seeds]
+    bits = [rows[seed].get("bits_per_byte") for seed in seeds]
     if None not in bits:
         r.table.add(name, "bits_per_byte", np.mean(bits), length)
-    r.table.add(name, "gain", change(gain, alpha=alpha), length)
 
 
 def _add_reach(r: LossComparison, name: str) -> None:
@@ -171,28 +175,21 @@ def _add_parts(r: LossComparison, name: str) -> None:
     nll = unit_nll(losses.rows[name, longest], seeds)
     trained = unit_nll(losses.reference[name], seeds)
     for where, units in (("unseen", ~seen), ("seen", seen)):
-        for metric, length, values in (
-            ("nll_as_trained", r.trained_length, trained),
-            ("nll", longest, nll),
-            ("gain", longest, trained - nll),
-        ):
-            part = change(values[:, units], alpha=r.rules.alpha)
-            r.table.add(name, metric, part, length, where=where)
+        r.add(name, "nll_as_trained", trained[:, units], r.trained_length, where=where)
+        r.add(name, "nll", nll[:, units], longest, where=where)
+        r.add(name, "gain", (trained - nll)[:, units], longest, where=where)
 
 
 def _add_repeated(r: LossComparison, name: str) -> None:
     """NLL and read gain of repeated text by length and distance."""
-    for (variant, length, (low, high)), by_seed in r.losses.repeated.items():
+    for (variant, length, (low, high)), rows in r.losses.repeated.items():
         if variant == name:
-            nll = unit_nll(by_seed)
-            control = unit_nll(by_seed, metric="unit_control_nll")
-            for metric, values in (
-                ("repeated_nll", nll),
-                ("control_nll", control),
-                ("read_gain", control - nll),
-            ):
-                mean = change(values, alpha=r.rules.alpha)
-                r.table.add(name, metric, mean, length, at=low, until=high)
+            place = {"length": length, "at": low, "until": high}
+            nll = unit_nll(rows)
+            control = unit_nll(rows, metric="unit_control_nll")
+            r.add(name, "repeated_nll", nll, **place)
+            r.add(name, "control_nll", control, **place)
+            r.add(name, "read_gain", control - nll, **place)
 
 
 def _add_difference(

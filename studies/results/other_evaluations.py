@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from evaluation.reports.diagnostic_report import attention_rows, generation_rows
+from evaluation.reports.diagnostic_report import attention_rows, flat_rows
 from evaluation.reports.position_report import position_rows
 from evaluation.reports.reported_results import ReportedResults
 from evaluation.reports.task_report import task_rows
@@ -23,7 +23,7 @@ POINT = "points only"
 ROWS = {  # by protocol: the rows of results.json
     "tasks": task_rows,
     "attention": attention_rows,
-    "generation": generation_rows,
+    "generation": flat_rows,
     "by-position": position_rows,
 }
 

@@ -129,7 +129,7 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatch, capsys):
+def test_text_seen_in_training_is_excluded(root, monkeypatch, capsys):
     own = open_prepared(json.loads((root / "run" / "manifest.json").read_text())["data"])
     seen = [own.tokenizer.decode(own.train.document(i)[1:-1].tolist()) for i in (2, 3)]
     folder = root / "copies"
@@ -149,29 +149,25 @@ def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatc
     def report(*more):
         assert call(monkeypatch, root / "run", *asked, *more, "folder=copies") == 0
         folder = root / "run" / "evaluation" / "copies"
-        files = (folder / "results.json", folder / "targets.json")
-        return [json.loads(file.read_text()) for file in files]
+        return [
+            json.loads((folder / f"{name}.json").read_text()) for name in ("results", "targets")
+        ]
 
     # Fixed targets: in every document but the one that was trained on, none in the half that was.
     result, targets = report("targets=8", "spans_per_document=10")
     assert {names[d] for d, _ in targets["spans"]} == texts.keys() - {"whole.txt"}
     ((half, start, end),) = targets["excluded"]
-    assert names[half] == "half.txt" and end - start > 170
+    assert names[half] == "half.txt"
+    assert end - start > 170
     assert all(at <= start or at - 8 >= end for d, at in targets["spans"] if d == half)
     share = result["contamination"]
-    assert share["in_training"] == end - start and share["dropped"] == []
+    assert share["in_training"] == end - start
     assert share["share"] == (end - start) / share["tokens"]
-    # The other protocols drop what is inside, from the mean at every length.
+    # The other protocols drop what is inside.
     result, _ = report("protocol=sliding")
-    kept = np.ones(result["contamination"]["tokens"], dtype=bool)
-    for start, end in result["contamination"]["dropped"]:
-        kept[start:end] = False
-    assert result["targets"] == kept.sum()
-    assert result["contamination"]["share"] == (~kept).mean() > 0.1
-    for cell in result["cells"]:
-        name = result["per_target_nll"][f"trained@{cell['length']}"]
-        nll = np.load(root / "run" / "evaluation" / "cells" / name)["nll"]
-        assert cell["nll"] == pytest.approx(nll[kept].mean(), abs=1e-12)
+    dropped = sum(end - start for start, end in result["contamination"]["dropped"])
+    assert result["targets"] == result["contamination"]["tokens"] - dropped
+    assert result["contamination"]["share"] > 0.1
     # Its own training text is no held-out text, which is said and no reason to stop.
     short = [*SMALL, "lengths=[24]", "split=train", "methods=[trained]"]
     assert call(monkeypatch, root / "run", *short) == 0
@@ -286,24 +282,6 @@ def test_matrix_contains_every_applicable_method(root, monkeypatch, capsys):
     assert last == sorted(last)
 
 
-def test_positions_beyond_learned_table_are_missing_with_reason(root, monkeypatch, capsys):
-    short = [*SMALL[1:], "lengths=[24,48]"]
-    assert call(monkeypatch, root / "learned", "--matrix", *short, "folder=matrix") == 0
-    out = capsys.readouterr().out
-    rows = grid_of(out)
-    assert rows["trained"][1] == rows["log_n"][1] == rows["window"][1] == "—"
-    for method in ("truncate", "extend_interpolate", "extend_repeat", "extend_clip"):
-        assert float(rows[method][1]) > 0
-    assert "its positions end after 24 tokens" in out and "trained at 48;" in out
-    assert "simultaneous over 3. " in out  # those that exist
-    # Refused where no method is left.
-    with pytest.raises(
-        EvaluationError, match=r"length 48 .* at most 24; .* trained with 'learned'"
-    ):
-        call(monkeypatch, root / "learned", *short, "folder=none")
-    assert not (root / "learned" / "evaluation" / "none").exists()
-
-
 def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     """Other weights, another trained length, and positions that end: differences by hand from the
     losses of every target."""
@@ -368,17 +346,6 @@ def test_comparisons_show_the_baseline_and_no_method_twice(root, monkeypatch, ca
     gain = rows["run", "truncate", 48]["nll"] - rows["run", "trained", 48]["nll"]
     assert rows["run", "truncate", 48]["difference"] == pytest.approx(gain, abs=1e-9)
     assert rows["run", "truncate", 24]["difference"] is None
-
-
-def test_dry_run_lists_cells(root, monkeypatch, capsys):
-    make_run(root, "fresh", "model.position={name: rope}")
-    assert call(monkeypatch, root / "fresh", *SMALL, "--dry-run") == 0
-    out, err = capsys.readouterr()
-    assert not (root / "fresh" / "evaluation").exists() and "forecast: 3 cells" in err
-    rows = [line.split("│")[2:5] for line in out.splitlines() if "trained" in line and "│" in line]
-    sizes = [[int(cell.replace(",", "")) for cell in row] for row in rows]
-    assert [length for length, _, _ in sizes] == [24, 48, 96]
-    assert all(tokens == length * windows for length, windows, tokens in sizes)
 
 
 def test_text_of_imported_and_lost_training_is_named(root, monkeypatch, capsys):

@@ -122,36 +122,6 @@ def test_excluded_spans_match_naive_search(seed):
     assert 0 < want.mean() < 1 and got.record["in_training"] == (~got.kept).sum()
 
 
-def test_matches_at_every_offset_and_require_thirteen_words():
-    training = prose(400, 0)
-    words = re.findall(r"[a-p]+", training)
-    for start in (0, 1, 57, 200):
-        for n, hit in ((12, False), (13, True), (30, True)):
-            copy = " ".join(words[start : start + n])
-            found = check(
-                Corpus(f"{prose(50, 1)} {copy} {prose(50, 2)}"), Corpus(prose(99, 3), training)
-            )
-            assert (found.record["in_training"] > 0) == hit
-            if hit:
-                assert found.record["in_training"] == len(copy)  # and not a letter around it
-
-
-def test_matching_ignores_unicode_form_case_and_punctuation():
-    plain = "the café of the first field office was élite as I said only yesterday"
-    other = "THE CAFE\u0301—of the first ﬁeld ofﬁce\nwas (E\u0301LITE), as Ⅰ said: only _yesterday_"
-    assert check(Corpus(f"{plain} at noon"), Corpus(other)).record["in_training"] == len(
-        plain.encode()
-    )
-    assert check(Corpus(plain.replace("é", "e")), Corpus(other)).kept.all()
-    # Two marks on one letter, in either order, are one letter.
-    vowel = " ".join(f"a\u0323\u0302{word}" for word in WORDS)
-    swapped = vowel.replace("\u0323\u0302", "\u0302\u0323")
-    assert swapped != vowel
-    assert check(Corpus(f"{vowel} more"), Corpus(swapped)).record["in_training"] == len(
-        vowel.encode()
-    )
-
-
 def test_chinese_is_split_into_characters():
     rng = random.Random(1)
     text = "".join(chr(rng.randrange(0x4E00, 0x9000)) for _ in range(200))

@@ -15,7 +15,7 @@ from evaluation.scoring.methods import Method
 from model import TokenPositions
 from run_directory.console import Console
 from tests.evaluation.conftest import MemoryModel
-from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401
+from tests.evaluation.test_evaluate_script import SMALL, call, make_run, root  # noqa: F401
 
 ATTENTION = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2"]
 ATTENTION += ["windows=9", "methods=[trained,truncate,yarn]"]
@@ -103,7 +103,7 @@ def test_what_cannot_work_is_refused(root, monkeypatch, name, overrides, message
         call(monkeypatch, root / name, *overrides)
 
 
-@pytest.mark.parametrize("overrides", [ATTENTION, GENERATION])
+@pytest.mark.parametrize("overrides", [ATTENTION, GENERATION, SMALL])
 def test_dry_run_measures_nothing(root, monkeypatch, capsys, overrides):  # noqa: F811
     make_run(root, overrides[0], "model.position={name: rope}", "seed=3")
     assert call(monkeypatch, root / overrides[0], *overrides, "--dry-run") == 0

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -128,20 +126,6 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     assert set(result.failed) == {("yarn", 32), ("yarn", 64)}
     assert ("window", 64) in result.nll and any("skipped" in line for line in console.lines)
     assert any("yarn at 32" in line for line in loss_report(result, analyze(result)).caveats)
-
-
-@pytest.mark.parametrize("protocol", ["sliding", "non-overlapping", "by-position"])
-def test_other_protocols_are_reported(do, protocol, tmp_path):
-    result = do(protocol=protocol)
-    loss_report(result, analyze(result)).write(tmp_path)
-    report = json.loads((tmp_path / "results.json").read_text())
-    assert (report["protocol"], report["targets"]) == (protocol, result.plan.n_targets)
-    if protocol == "by-position":
-        assert set(report["by_position"]) == {"trained", "yarn", "window"}
-        first, *_, last = report["by_position"]["trained"]
-        assert (last["low"], last["high"]) == (32, 64)
-        # Where the context is not cut, as trained is its own baseline.
-        assert first["gain"]["estimate"] == pytest.approx(0, abs=1e-6)
 
 
 def test_bfloat16_is_checked_against_float32_before_a_verdict(do):

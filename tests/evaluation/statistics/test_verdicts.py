@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from evaluation.results_table import ResultsTable
-from evaluation.statistics.intervals import interval
-from evaluation.statistics.seeds import change
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 
 UNITS = 30
@@ -55,16 +53,3 @@ def test_thresholds(family, t):
     edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
     assert words({128: (edge - 1e-5, 0.03)}, family=family) == ["held"]
     assert words({128: (edge + 1e-5, 0.03)}, family=family) == ["inconclusive"]
-
-
-@pytest.mark.parametrize(
-    ("units", "use"),
-    [((5,), interval), ((2, 9), change), ((3, 5), change)],
-    ids=["5", "2 and 9", "3 and 5"],
-)
-def test_few_units_or_seeds_give_point_estimates(units, use):
-    changes = {8: np.zeros(units), 16: np.random.default_rng(0).normal(9, 1, units)}
-    table = ResultsTable()
-    add_verdicts(table, "x", changes, VerdictRules(8, 0.02, interval=use))
-    assert table.get("x", "delta", 16).verdict == "points only"
-    assert not table.select("held_to") and not table.select("break_point")

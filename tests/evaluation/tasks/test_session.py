@@ -10,7 +10,6 @@ import torch
 
 from data import ByteTokenizer
 from data.tasks.retrieval import PasskeyTask
-from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed
 from evaluation.tasks.drawn_items import draw_items
@@ -199,25 +198,3 @@ def test_non_finite_loss_fails_the_cell(tmp_path):
         read_items(broken, drawn.items[100], 100, bos=256, batch=2)
     result = answered(broken, tmp_path)
     assert len(result.failed) == 4 and not result.answers
-
-
-def test_cells_are_cached_and_results_written(tmp_path):
-    calls = []
-
-    def counted(prompts, candidates, length):
-        calls.append(len(prompts))
-        return retriever(prompts, candidates, length)
-
-    first = answered(counted, tmp_path)
-    assert sum(calls) == 3 * 30  # cut to the trained length at that length is as trained
-    second = answered(counted, tmp_path)
-    assert sum(calls) == 3 * 30
-    assert (first.answers["trained", 200].nll == second.answers["trained", 200].nll).all()
-    written = task_report(second, analyse_tasks(second))
-    assert len(written.results.table.select("accuracy")) == 4
-    assert len(written.items["items.csv"]) == 4 * 30
-    assert written.results.facts["chance"] == 1 / 3
-    assert written.results.facts["units"]["names"] == [name for name, _ in TEXTS]
-    assert all(len(cell["unit_accuracy"]) == 7 for cell in written.results.facts["cells"])
-    cell = written.results.facts["cells"][1]
-    assert 100 * cell["gain"] == pytest.approx(31.4, abs=0.05) and cell["gain_low"] < 0

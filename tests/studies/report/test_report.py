@@ -86,38 +86,29 @@ def test_the_lead_states_the_findings(write):
     assert "end after 256 tokens" in text
 
 
-def test_each_number_is_printed_once_and_belongs_to_the_table(write, tmp_path):
-    record = results(seen=2)
-    _, text = write(record)
+def test_numbers_are_printed_once_and_belong_to_the_table(write, tmp_path):
+    _, text = write(results(seen=2))
     rows = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
+    rows = rows[rows.seed.isna() & rows["where"].isna()].set_index(["variant", "metric", "length"])
     printed = {}
     for line in text.split("## Training")[0].splitlines():
         if line.startswith("|"):
             name, *cells = [cell.strip(" *").replace("\\", "") for cell in line.split("|")[1:-1]]
             printed.setdefault(name, []).extend(cell for cell in cells if "." in cell)
-    for name, cells in printed.items():
-        assert len(set(cells)) == len(cells) or name in ("rope + yarn", "window"), name
-
-    def row(variant, metric, length):
-        own = rows.query("variant == @variant and metric == @metric and length == @length")
-        return own[own.seed.isna() & own["where"].isna()].iloc[0]
-
     for name in ("none", "alibi", "fox"):
+        assert len(set(printed[name])) == len(printed[name])
         for length in (512, 1024, 2048, 4096):
-            delta = row(name, "delta", length)
+            delta = rows.loc[name, "delta", length]
             ends = "" if math.isnan(delta.low) else f" [{-delta.high:+.3f}, {-delta.low:+.3f}]"
             gain = f"{-delta.value:+.3f}{ends}".replace("-", "−")
             assert any(cell.endswith(gain) for cell in printed[name]), (name, length)
-            assert f"{row(name, 'nll', length).value:.3f}" in printed[name]
-        difference = row(name, "difference", 4096)
-        assert any(
-            cell.startswith(f"{difference.value:+.3f}".replace("-", "−")) for cell in printed[name]
-        )
-    delta = row("rope + yarn", "delta", 4096)
+            assert f"{rows.value[name, 'nll', length]:.3f}" in printed[name]
+        difference = f"{rows.value[name, 'difference', 4096]:+.3f}".replace("-", "−")
+        assert any(cell.startswith(difference) for cell in printed[name])
+    delta = rows.loc["rope + yarn", "delta", 4096]
     sample = delta[["scheme", "method", "verdict", "seeds", "units", "family", "level"]].tolist()
     assert sample == ["rope", "yarn", "broken", "3", 9, 32, 0.95]
-    assert row("fox", "delta", 4096).verdict == "points only"
-    assert "256 tokens" in row("learned", "failure", 512).note
+    assert "256 tokens" in rows.note["learned", "failure", 512]
     costs = "1,245,097 | 2,048,000 | 8.1e+06 | 1.66e+13 | 4.610 | 5,990 | 301 | 858 |"
     assert f"| rope | {costs}" in text  # means of 3 seeds
 

@@ -135,36 +135,18 @@ def test_verdicts_follow_the_truth(comparison):
     assert ends == {"rope + yarn": (512, 1024), "window": (4096, None), "fox": (None, None)}
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda nll: nll + 0.021, ["held"] + ["inconclusive"] * 3),
-        (lambda nll: None, ["held", "inconclusive", "inconclusive"]),
-    ],
-)
-def test_no_length_is_held_beyond_one_that_is_not(change, expected):
-    record = results(noise=1e-4, schemes=("rope", "window"))
-    for row in stored_rows(record, "window", lengths=[1024]):
-        nll = change(np.array(row["unit_nll"]) + 0.012 * (-1) ** np.arange(9))
-        row |= FAILURE if nll is None else {"unit_nll": nll.tolist()}
-    assert verdicts(derived(record), "window") == expected
-
-
 def test_context_reach_and_gains_per_doubling_of_every_variant():
     comparison = derived(results(noise=1e-4))
     changes = {name: (0.0, *change) for name, (_, change) in TRUTH.items() if change}
     changes |= {"rope + yarn": YARN}
     for name in filter(comparison.claims, comparison.names):
         steps = comparison.table.select("gain_per_doubling", name)
-        assert [row.length for row in steps] == list(LENGTHS[1:])
         gains = [a - b for a, b in pairwise(changes[name])]
         assert [row.value for row in steps] == pytest.approx(gains, abs=0.011)
     reach = {row.variant: row.value for row in comparison.table.select("context_reach")}
-    shown = {row.variant: row.value for row in comparison.table.select("gain_shown_to")}
-    nothing_gained = dict.fromkeys(("rope", "rope + yarn", "none", "window", "sinusoidal"), L0)
     # alibi improves by 0.005 to 0.01 a doubling: 0.03 nats from 256 to 4,096, 0.02 from 512
-    assert reach.pop("alibi") in (512, 1024) and shown.pop("alibi") == 4096
-    assert reach == nothing_gained and shown == nothing_gained
+    assert reach.pop("alibi") in (512, 1024)
+    assert reach == dict.fromkeys(("rope", "rope + yarn", "none", "window", "sinusoidal"), L0)
 
 
 @pytest.mark.parametrize("size", [{"units": 5}, {"seeds": 2}])
@@ -242,16 +224,14 @@ def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(
 def test_other_axes_form_groups_that_are_compared_separately():
     record = results(schemes=("rope", "window"))
     wide = copy.deepcopy(record["cells"])
-    for cell in record["cells"]:
-        cell["axes"]["size"] = "slim"
-    for cell in wide:
-        cell["axes"]["size"] = "wide"
+    for cell, size in [(cell, "slim") for cell in record["cells"]] + [(c, "wide") for c in wide]:
+        cell["axes"]["size"] = size
     record["cells"] += wide
     for row in stored_rows({"cells": wide}, "window"):
-        row["unit_nll"] = [v - 0.5 for v in row["unit_nll"]]
-    slim, wide = (derived(record, (("size", size),)) for size in ("slim", "wide"))
+        row["unit_nll"] = [value - 0.5 for value in row["unit_nll"]]
+    slim, wide = (derived(record, (("size", size),)).table for size in ("slim", "wide"))
     for name, change in (("rope", 0.0), ("window", 0.5)):
-        ours, theirs = (one.table.get(name, "nll_as_trained", L0) for one in (slim, wide))
+        ours, theirs = (table.get(name, "nll_as_trained", L0) for table in (slim, wide))
         assert ours.value - theirs.value == pytest.approx(change)
         assert ours.seeds == theirs.seeds == "3"
 
@@ -277,26 +257,23 @@ def test_read_gains_of_repeated_text(record):
     rng = np.random.default_rng(0)
     stored = {}
     for cell in record["cells"]:
-        if cell["status"] != "done":
-            continue
+        rows = []
         for method in ("trained", "yarn"):
             losses = rng.normal(3, 1, (2, 9))
             row = {"method": method, "length": 2 * L0, "distance_low": 32, "distance_high": 64}
-            row |= {"unit_nll": losses[0].tolist(), "unit_control_nll": losses[1].tolist()}
-            result = cell["evaluations"]["long"]
-            result.setdefault("repeated", {"hash": "a", "cells": []})["cells"].append(row)
+            rows.append(row | {"unit_nll": losses[0], "unit_control_nll": losses[1]})
             stored.setdefault((cell["axes"]["scheme"], method), []).append(losses)
-    other = next(
-        c for c in record["cells"] if c["axes"]["scheme"] == "none" and c["status"] == "done"
-    )
+        if cell["status"] == "done":
+            cell["evaluations"]["long"]["repeated"] = {"hash": "a", "cells": rows}
+    other = next(cell for cell in record["cells"] if cell["axes"]["scheme"] == "none")
     other["evaluations"]["long"]["repeated"]["hash"] = "of other targets"
     stored["none", "trained"] = stored["none", "trained"][1:]
-    table = derived(record)
+    table = derived(record).table
     for name, place in {**VARIANTS, "none": ("none", "trained")}.items():
         nll, control = np.stack(stored[place], axis=1)
         values = {"repeated_nll": nll, "control_nll": control, "read_gain": control - nll}
         for metric, expected in values.items():
-            row = table.table.get(name, metric, 2 * L0, at=32)
+            row = table.get(name, metric, 2 * L0, at=32)
             mean, half = two_way(expected)
             assert row.value == pytest.approx(mean, abs=1e-12)
             assert math.isnan(row.low) or mean_and_half(row)[1] == pytest.approx(half, rel=1e-9)

@@ -59,37 +59,30 @@ def test_few_seeds_and_other_items_make_no_claims(change):
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "metric", "place", "of_cell"),
+    ("evaluation", "place", "of_cell"),
     [
         (
             "attention",
-            "logit_std",
-            {"length": 512},
-            lambda cell: (
-                (cell["measure"], cell["length"]) == ("logit_std", 512) and cell["layer"] is None
-            ),
+            {"metric": "logit_std", "length": 512},
+            {"measure": "logit_std", "length": 512, "layer": None},
         ),
         (
             "generation",
-            "nll",
-            {"where": "greedy", "at": 256},
-            lambda cell: (
-                (cell["measure"], cell["source"]) == ("nll", "greedy") and cell["start"] == 256
-            ),
+            {"metric": "nll", "where": "greedy", "at": 256},
+            {"measure": "nll", "source": "greedy", "start": 256},
         ),
     ],
 )
-def test_other_metrics_are_means_over_seeds(record, read, evaluation, metric, place, of_cell):
-    values = [
-        cell["value"]
-        for one in stored(record, "rope", evaluation)
-        for cell in one["cells"]
-        if cell["method"] == "yarn" and of_cell(cell)
-    ]
+def test_other_metrics_are_means_over_seeds(record, read, evaluation, place, of_cell):
+    wanted = (of_cell | {"method": "yarn"}).items()
+    cells = [cell for each in stored(record, "rope", evaluation) for cell in each["cells"]]
+    values = [cell["value"] for cell in cells if wanted <= cell.items()]
     table = read(evaluation).table
-    row = table.get("rope + yarn", metric, **place)
-    assert len(values) == 3 and row.value == pytest.approx(np.mean(values))
-    assert row.verdict == "" and np.isnan(row.low)
+    row = table.get("rope + yarn", **place)
+    assert len(values) == 3
+    assert row.value == pytest.approx(np.mean(values))
+    assert row.verdict == ""
+    assert np.isnan(row.low)
     assert min(row.value for row in table.rows.values()) > -1  # no single layer among them
 
 
