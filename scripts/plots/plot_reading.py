@@ -16,18 +16,16 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import StudyError
+from evaluation.reports.document import markdown_table
 from evaluation.reports.figures import (
     COLOURS,
-    DASHED,
-    GRID,
-    INK,
     Curve,
     FigureText,
     Panel,
+    name_rows,
     panels,
     save,
 )
-from evaluation.reports.results_files import markdown_table
 from evaluation.reports.text import with_ends
 from settings.script import Parser, run_main
 
@@ -70,11 +68,8 @@ def draw(columns: dict[str, pd.DataFrame]) -> Figure:
 
         def scales(axes: Axes, names: Sequence[str] = variants if n == 0 else ()) -> None:
             axes.set_ylim(-0.6, len(places) - 0.4)
-            axes.set_yticks(places, names or [""] * len(places), fontsize=8)
-            axes.tick_params(axis="y", length=0)
+            name_rows(axes, names or [""] * len(places))
             axes.locator_params(axis="x", nbins=5)
-            axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
-            axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
 
         curves = [
             Curve("", [value], [place], COLOURS[n], [low], [high], True, marker="o", size=4)
