@@ -17,7 +17,7 @@ from run_directory import run as module
 from run_directory.checkpoints import save_weights
 from run_directory.position_overrides import make_model
 from run_directory.run import MANIFEST, Run, is_run, locked_run, model_hash
-from run_directory.run_names import name_stem, run_folder
+from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.weights import weights_of
 from settings.load import apply_overrides, identity, load_settings
@@ -92,12 +92,6 @@ def test_run_name_has_file_choices_and_hash(tmp_path, overrides, name):
     older.mkdir(exist_ok=True)
     (older / MANIFEST).write_text("{}")
     assert run_folder(settings, overrides, tmp_path) == older
-
-
-def test_name_of_a_fork():
-    overrides = ["parent.run=runs/stem.v2", "parent.fork=true"]
-    assert name_stem(overrides) == "stem.v2" and name_stem([TINY, *overrides]) == "tiny"
-    assert name_stem(overrides[:1]) == "default"
 
 
 def test_new_run_writes_manifest(run, settings):
