@@ -45,6 +45,8 @@ def refused(name: str, line: str, names: list[str]) -> Fault:
         for file in ("file", "configs/tiny.yaml", "runs/quick/manifest.json"):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text("")
+        (folder / "dangling").symlink_to("nowhere")
+        (folder / "loop").symlink_to("loop")
         text = line.replace("POSITIONS", str(POSITIONS)).replace("TINY", shlex.join(settings))
         script, *words = shlex.split(text)
         return inside(script, *words, cwd=folder)
@@ -58,6 +60,12 @@ def prepare_words_around_an_option(folder: Path, overrides: list[str]) -> Result
     return done
 
 
+def unusable(place: str) -> Fault:
+    """A run directory that cannot be made."""
+    line = shlex.join(["train", "TINY", "--run-dir", place])
+    return refused(f"run directory {place[:9]!r}", line, ["--run-dir=", repr(place)[1:-1]])
+
+
 def misspelt(folder: Path, overrides: list[str]) -> Result:
     return call("train.py", *overrides, "training.token=5", cwd=folder)
 
@@ -67,4 +75,5 @@ FAULTS = [
     Fault("unknown setting", misspelt, names=("training.token", "training.tokens")),
     Fault("settings after an option", prepare_words_around_an_option, status=0),
     *(refused(*line) for line in LINES),
+    *map(unusable, ("file", "file/x", "dangling", "loop", "loop/x", "a\nb", "x" * 500)),
 ]

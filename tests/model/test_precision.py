@@ -1,11 +1,12 @@
 """Accuracy at long positions and in low precision."""
 
 import copy
+import math
 
 import pytest
 import torch
 
-from tests.model.zoo import T, build, close, every_case, ids, reach_of, shifted
+from tests.model.zoo import D, T, build, close, every_case, ids, reach_of, shifted
 
 FAR = 1_000_000
 
@@ -21,6 +22,16 @@ def test_float32_at_a_million_is_as_accurate_as_at_zero(case):
     for start in (0, FAR):
         exact = model(tokens, shifted(T, start))
         close(single(tokens, shifted(T, start)).double(), exact, atol=2e-5)
+
+
+def test_angles_at_a_million_against_exact_arithmetic():
+    """math.cos reduces its argument exactly; float32 angles would be wrong by 4e-2 here."""
+    rope = build("rope").position["all"]
+    cos, sin = rope.tables(shifted(1, FAR), torch.float32)
+    for k in range(D // 2):
+        angle = FAR * 10_000.0 ** (-2 * k / D)
+        assert float(cos[0, 0, k]) == pytest.approx(math.cos(angle), abs=1e-7)
+        assert float(sin[0, 0, k]) == pytest.approx(math.sin(angle), abs=1e-7)
 
 
 @every_case
