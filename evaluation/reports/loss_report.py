@@ -14,13 +14,13 @@ from evaluation.reports.charts import (
     Styles,
     difference_panel,
     dots_panel,
+    exposure_panel,
     length_panel,
     styles_of,
     top_of_colored,
 )
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
-from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, Panel, panels
 from evaluation.reports.position_report import (
     position_figure,
