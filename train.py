@@ -20,10 +20,9 @@ from collections.abc import Sequence
 
 import torch
 
-from evaluation.monitor import monitor_targets
 from run_directory.training_settings import TrainingSettings
 from settings.script import run_main
-from training.batches import Batches, StepBatch
+from training.batches import StepBatch, step_batches
 from training.checkpointer import Checkpointer, resume
 from training.hardware import peak_memory
 from training.metrics import Metrics
@@ -51,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from training.dry_run import dry_run
 
             return dry_run(options, requests, train_step)
+        from evaluation.monitor import monitor_targets
+
         run = TrainingRun(options, requests)
         with run.open(monitor_targets):
             return train(run)
@@ -72,7 +73,7 @@ def train(run: TrainingRun) -> int:
         if state.step == 0 and 0 in validation.steps:
             validation.run(state)
         run.begin_steps()
-        for batch in Batches(run.sampler, parallel, schedule, start=state.step):
+        for batch in step_batches(run.sampler, parallel, schedule, start=state.step):
             rates = schedule.apply(state, batch.stage)
             result = train_step(state, batch, parallel, t, run.requests)
 
@@ -106,8 +107,9 @@ def train_step(
     grad_norm = state.optimizer.clip_grad_norm(t.grad_clip)
     decision = state.guard(loss, grad_norm)
     state.optimizer.step(decision.skip)
-    state.optimizer.zero_grad()
-    state.carry(decision.skip)
+    state.model.zero_grad()
+    if state.carried is not None:
+        state.carry(decision.skip)
     state.step += 1
     if state.ema:
         state.ema.update(state.step, decision.skip)
@@ -135,7 +137,7 @@ def forward_backward(
                     reduction="sum",
                     z_loss=z_loss,
                     shard=part.shard,
-                    cache=state.carried_state(part.rows),
+                    cache=None if state.carried is None else state.carried_state(part.rows),
                 )
             # DDP averages gradients over ranks; times `world`, the average is the sum.
             (nll * (parallel.world / batch.n_targets)).backward()

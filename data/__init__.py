@@ -2,12 +2,12 @@
 
 from data.data_settings import DataSettings
 from data.generated import GeneratedData
-from data.preparation.prepare import is_prepared, prepare
 from data.preparation.prepared import (
     PreparedData,
     RunData,
     check_texts,
     expected_vocabulary,
+    is_prepared,
     open_prepared,
     prepared_folder,
 )
@@ -39,6 +39,5 @@ __all__ = [
     "load_folder_tokenizer",
     "load_tokenizer",
     "open_prepared",
-    "prepare",
     "prepared_folder",
 ]

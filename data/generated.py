@@ -8,8 +8,8 @@ import numpy as np
 
 from data.data_settings import DataSettings, SymbolSource
 from data.hashing import canonical_hash
-from data.sampling.items import SymbolItems
-from data.tokenizers.symbols import SymbolTokenizer
+from data.sampling.item_batches import SymbolItems
+from data.tokenizers.tokenizer import SymbolTokenizer
 from errors import DataError
 
 SAMPLED = 16  # items that the hash includes, so that it changes with the generator

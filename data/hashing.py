@@ -7,16 +7,10 @@ from typing import Any
 
 import numpy as np
 
-STEP = np.uint64(0x9E3779B97F4A7C15)  # the increment of splitmix64
+from data.sampling.random_draws import STEP, mixed
+
 _FACTOR = 0x5851F42D4C957F2D  # odd, hence invertible modulo 2**64
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
-
-
-def mixed(x: np.ndarray) -> np.ndarray:
-    """The splitmix64 finalizer, which mixes the bits of uint64 values."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def powers(base: int, n: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from errors import InteropError, UserError
 from evaluation.scoring.methods import TRUNCATE, builtin_methods, compatible_methods
 from generation.text_stream import TextStream
 from model import TokenPositions
-from run_directory.position_overrides import longest_input, override
+from run_directory.position_overrides import meta_model, override
 from run_directory.run import LoadedRun, Run
 
 HOST = "127.0.0.1"
@@ -104,7 +104,7 @@ class LossPage:
         settings = self.settings.get(method)
         if settings is None:
             raise InteropError(f"unknown method {method!r}; known are {', '.join(self.settings)}")
-        longest = min(self.max_length, longest_input(settings) or self.max_length)
+        longest = min(self.max_length, meta_model(settings).limit or self.max_length)
         if not 2 <= len(ids) <= longest:
             raise InteropError(
                 f"the text has {len(ids)} tokens, but {method} scores 2 to {longest}; change the "

@@ -78,10 +78,6 @@ class RMSNorm(nn.RMSNorm):
 Norm = Callable[[Tensor], Tensor]
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
 class Block(nn.Module):
     """Residual block: x + r·mixer(norm(x)), x + r·norm(mixer(x)) with norms of the output, or both;
     the same for the MLP. r is `residual_multiplier`. With `layer_scale`, the sum is multiplied by a
@@ -99,10 +95,16 @@ class Block(nn.Module):
         self.attention = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = GatedMLP(s.dim, s.ffn_dim, s.mlp_bias, s.activation)
+        self.norm_placement = kind.norm_placement
+        # of the token mixer and of the MLP; tuples, so that no norm is registered twice
+        none: tuple[Norm, Norm] = nn.Identity(), nn.Identity()
+        norms: tuple[Norm, Norm] = self.attention_norm, self.mlp_norm
+        self.input_norms = none if kind.norm_placement == "output" else norms
+        self.output_norms = none if kind.norm_placement == "input" else norms
         if kind.norm_placement == "both":
             self.attention_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
             self.mlp_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.norm_placement = kind.norm_placement
+            self.output_norms = self.attention_output_norm, self.mlp_output_norm
         self.residual_multiplier = s.residual_multiplier
         self.scale = nn.Parameter(torch.empty(1)) if s.layer_scale else None
         self.checkpointing: Checkpointing = "none"
@@ -202,7 +204,7 @@ class Block(nn.Module):
         started = []
         outputs = []
         for part, each in zip(parts, passes, strict=True):
-            normed = self._attention_input(part)
+            normed = self.input_norms[0](part)
             plan, k, v = self.attention.project(normed, each, gathered)
             gathered.start(k, v)
             started.append((normed, plan))
@@ -227,40 +229,19 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
         more = () if hook is None else (hook,)
-        mixed = self.attention(self._attention_input(x), step, layer_cache, *more)
+        mixed = self.attention(self.input_norms[0](x), step, layer_cache, *more)
         return self._finish(x, step, mixed)
-
-    def _attention_input(self, x: Tensor) -> Tensor:
-        return self.input_norms[0](x)
-
-    @property
-    def input_norms(self) -> tuple[Norm, Norm]:
-        """The norms of the inputs of the token mixer and of the MLP."""
-        if self.norm_placement == "output":
-            return _same, _same
-        return self.attention_norm, self.mlp_norm
-
-    @property
-    def output_norms(self) -> tuple[Norm, Norm]:
-        """The norms of the outputs of the token mixer and of the MLP."""
-        if self.norm_placement == "input":
-            return _same, _same
-        if self.norm_placement == "output":
-            return self.attention_norm, self.mlp_norm
-        return self.attention_output_norm, self.mlp_output_norm
 
     def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
         """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K,
         C)."""
-        attention_norm, mlp_norm = self.output_norms
-        x = self._add(step.context.of_queries(x), attention_norm(mixed))
+        r = self.residual_multiplier
+        x = torch.add(step.context.of_queries(x), self.output_norms[0](mixed), alpha=r)
         if x.shape[1] == 0:
             return x
-        return self.scaled(self._add(x, mlp_norm(self.mlp(self.input_norms[1](x)))))
+        update = self.output_norms[1](self.mlp(self.input_norms[1](x)))
+        return self.scaled(torch.add(x, update, alpha=r))
 
     def scaled(self, x: Tensor) -> Tensor:
         """The layer's output with its factor."""
         return x if self.scale is None else x * self.scale.to(x.dtype)
-
-    def _add(self, x: Tensor, update: Tensor) -> Tensor:
-        return x + (update if self.residual_multiplier == 1 else update * self.residual_multiplier)

@@ -99,7 +99,8 @@ class Transformer(nn.Module):
         self.position = self._make_schemes(s)
         # by layer kind, or by kind and layer
         self.schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
-        self.layers = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
+        self.blocks = [Block(s, self.kinds[kind]) for kind in s.layer_kinds]
+        self.layers = nn.ModuleList(self.blocks)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
@@ -499,7 +500,10 @@ class Transformer(nn.Module):
                 block_masks=block_masks[kind],
                 sequence=sequence,
             )
-            passes[name] = AttentionPass(context, scheme.plan(context), chunk.factors[kind])
+            factors = chunk.factors[kind]
+            if factors is not None and factors.shape[2] > 1:
+                factors = context.of_queries(factors, dim=2)
+            passes[name] = AttentionPass(context, scheme.plan(context), factors)
         return passes
 
     def _outputs(
@@ -529,11 +533,6 @@ class Transformer(nn.Module):
 
     def _head_input(self, x: Tensor) -> Tensor:
         return x / self.settings.width_ratio if self.settings.mup else x
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The layers, typed."""
-        return cast(list[Block], list(self.layers))
 
     @property
     def limit(self) -> int | None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from data.files import read_object, sha256_of, sync, write_json
 from errors import TrainingError, is_disk_full
-from run_directory.process_group import ALONE, ProcessGroup, error_barrier, on_all
+from run_directory.process_group import ALONE, ProcessGroup, error_barrier
 from run_directory.training_settings import CheckpointSettings
 from run_directory.weights import (
     flaw,
@@ -109,7 +109,9 @@ def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) ->
     folder = folder_of(run, snapshot.step)
     digest = ""
     with _draft(run, snapshot.step, group) as draft:
-        parts = on_all(group, "save", lambda: _write(run, draft, snapshot, group))
+        with error_barrier(group, "save"):
+            written = _write(run, draft, snapshot, group)
+        parts = group.gather(written)
         with error_barrier(group, "save"):
             if group.rank == 0:
                 files = {name: about for part in parts for name, about in part.items()}

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from settings.fields import StrictSettings, optional, setting
+from settings.fields import StrictSettings, setting
 
 
 def share_or_steps(value: float) -> float:
@@ -22,30 +22,6 @@ def as_steps(value: float, steps: int) -> int:
     return round(value * steps) if value < 1 else int(value)
 
 
-class RoleSettings(StrictSettings):
-    """Optimizer settings of the weights of one role."""
-
-    lr: float | None = setting(
-        None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0
-    )
-    weight_decay: float | None = setting(
-        None, "null: the optimizer's for matrices and the head, 0 for the others", ge=0
-    )
-
-
-class RolesSettings(StrictSettings):
-    """Weights by their role."""
-
-    matrices: RoleSettings = setting(RoleSettings(), "linear layers except the head")
-    head: RoleSettings = setting(RoleSettings(), "the head, unless it is tied")
-    embeddings: RoleSettings = setting(RoleSettings(), "embeddings, and a tied head")
-    vectors: RoleSettings = setting(RoleSettings(), "norms and biases")
-    positions: RoleSettings = setting(RoleSettings(), "parameters of the positional scheme")
-
-
-ROLES = tuple(RolesSettings.model_fields)
-
-
 class AdamWBase(StrictSettings):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not
     update."""
@@ -61,7 +37,6 @@ class AdamWBase(StrictSettings):
     weight_decay: float = setting(
         0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0
     )
-    groups: RolesSettings | None = optional("learning rates and weight decay by role")
 
     @field_validator("betas")
     @classmethod
@@ -70,27 +45,11 @@ class AdamWBase(StrictSettings):
             raise ValueError(f"each of betas must be at least 0 and less than 1, not {list(betas)}")
         return betas
 
-    @model_validator(mode="after")
-    def _one_rate_for_positions(self) -> "AdamWBase":
-        if self.positions_lr is not None and self.of("positions").lr is not None:
-            raise ValueError(
-                "positions_lr and groups.positions.lr are the same setting: keep one of them"
-            )
-        return self
-
-    def of(self, role: str) -> RoleSettings:
-        """The settings of a role's weights."""
-        return RoleSettings() if self.groups is None else getattr(self.groups, role)
-
-    def rate_of(self, role: str) -> float | None:
-        """The peak learning rate of a role; None: `lr`."""
-        return self.positions_lr if role == "positions" and self.positions_lr else self.of(role).lr
-
     @property
     def rates(self) -> dict[str, float]:
         """Peak learning rates by their names in metrics.jsonl."""
-        own = {f"{role}_lr": rate for role in ROLES if (rate := self.rate_of(role)) is not None}
-        return {"lr": self.lr} | own
+        rates = {"lr": self.lr, "positions_lr": self.positions_lr}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 class AdamWSettings(AdamWBase):
@@ -122,14 +81,6 @@ class MuonSettings(StrictSettings):
         "2025, arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
     )
     adamw: AdamWBase = setting(AdamWBase(), "of the head, embeddings, norms, biases and positions")
-
-    @model_validator(mode="after")
-    def _muon_updates_matrices(self) -> "MuonSettings":
-        if self.adamw.of("matrices") != RoleSettings():
-            raise ValueError(
-                "adamw.groups.matrices: Muon updates matrices; set its lr and weight_decay"
-            )
-        return self
 
     @property
     def rates(self) -> dict[str, float]:

@@ -85,11 +85,6 @@ def meta_model(settings: RunSettings, vocab_size: int = 1) -> Transformer:
         return make_model(settings, vocab_size)
 
 
-def longest_input(settings: RunSettings) -> int | None:
-    """The longest input that these settings support; None if unlimited."""
-    return meta_model(settings).limit
-
-
 def widens(trained: RunSettings, asked: RunSettings) -> bool:
     """Whether a window is wider than in training, which is legal but no context-extension
     method."""

@@ -1,12 +1,10 @@
 """Processes that share a run: exchange of values, and errors that are raised on all of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from errors import TrainingError
-
-T = TypeVar("T")
 
 
 class ProcessGroup:
@@ -45,10 +43,3 @@ def error_barrier(group: ProcessGroup, what: str) -> Iterator[None]:
     for rank, message in enumerate(messages):
         if message is not None:
             raise TrainingError(f"process {rank} could not {what}: {message}")
-
-
-def on_all(group: ProcessGroup, what: str, work: Callable[[], T]) -> list[T]:
-    """The result of `work` on each process of the group, by rank; errors as in `error_barrier`."""
-    with error_barrier(group, what):
-        result = work()
-    return group.gather(result)

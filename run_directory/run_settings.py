@@ -60,6 +60,12 @@ class RunSettings(StrictSettings):
         "training.checkpoint.best": RemovedSetting(
             None, "keep_interval keeps checkpoints to choose from"
         ),
+        "training.optimizer.groups": RemovedSetting(
+            None, "positions_lr sets the rate of the positional scheme", changes_numbers=True
+        ),
+        "training.optimizer.adamw.groups": RemovedSetting(
+            None, "positions_lr sets the rate of the positional scheme", changes_numbers=True
+        ),
         "training.profile": RemovedSetting(None, "torch.profiler can record train.train_step"),
         "training.tensorboard": RemovedSetting(
             False, "metrics.jsonl and Weights & Biases have the metrics"

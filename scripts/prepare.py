@@ -12,8 +12,9 @@ the prepared folder; its prepared.json has the numbers of the tables.
 import sys
 from argparse import Namespace
 
-from data import DataError, DataSettings, prepare, prepared_folder
+from data import DataError, DataSettings, prepared_folder
 from data.generated import generated
+from data.preparation.prepare import prepare
 from data.preparation.summary import show
 from data.text_settings import with_text
 from run_directory.console import Console

@@ -7,10 +7,9 @@ from queue import SimpleQueue
 
 from torch import Tensor
 
-from data.sampling.batches import Batch
+from data.sampling.batches import TENSORS, Batch
 from data.sampling.item_batches import RunSampler
 from model import ContextShard, TokenPositions
-from model.devices import to_device
 from run_directory.stages import Stage
 from training.parallel import Parallel
 from training.schedule import TrainingSchedule
@@ -53,36 +52,26 @@ class StepBatch:
     facts: dict
 
 
-class Batches:
-    """Iterates over the batches of the steps from `start` to the end of the run.
+def step_batches(
+    sampler: RunSampler, parallel: Parallel, schedule: TrainingSchedule, start: int
+) -> Iterator[StepBatch]:
+    """The batches of the steps from `start` to the end of the run.
 
     Raises DataError, in the step it belongs to, where the text cannot be read.
     """
 
-    def __init__(
-        self, sampler: RunSampler, parallel: Parallel, schedule: TrainingSchedule, start: int
-    ):
-        self._sampler = sampler
-        self._parallel = parallel
-        self._schedule = schedule
-        self._start = start
-
-    def __iter__(self) -> Iterator[StepBatch]:
-        batches = read_ahead(self._read, self._start, self._schedule.steps)
-        for step, batch in enumerate(batches, self._start):
-            stage = self._schedule.stage(step)
-            size = self._schedule.micro_batch_size(stage)
-            parts = micro_batches(batch, size, stage.length, self._parallel)
-            facts: dict = {"targets": batch.n_targets}
-            if batch.passes:
-                facts["passes"] = batch.passes
-            facts |= {"epoch": batch.epoch, "data": batch.hash}
-            yield StepBatch(stage, parts, batch.n_targets, facts)
-
-    def _read(self, step: int) -> Batch:
-        parallel = self._parallel
-        batch = self._sampler.batch(step, parallel.data_rank, parallel.data_world)
+    def read(step: int) -> Batch:
+        batch = sampler.batch(step, parallel.data_rank, parallel.data_world)
         return batch.pinned() if parallel.device.type == "cuda" else batch
+
+    for step, batch in enumerate(read_ahead(read, start, schedule.steps), start):
+        stage = schedule.stage(step)
+        parts = micro_batches(batch, schedule.micro_batch_size(stage), stage.length, parallel)
+        facts: dict = {"targets": batch.n_targets}
+        if batch.passes:
+            facts["passes"] = batch.passes
+        facts |= {"epoch": batch.epoch, "data": batch.hash}
+        yield StepBatch(stage, parts, batch.n_targets, facts)
 
 
 def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
@@ -117,30 +106,28 @@ def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[
 
 
 def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:
-    """Split a batch into groups of at most `size` sequences, moved to the device without waiting.
-    `length` is the declared length of every row."""
+    """Split a batch, pinned for a GPU, into groups of at most `size` sequences on the device. The
+    host does not wait for the copies. `length` is the declared length of every row."""
+    tokens, targets, *places = (
+        getattr(batch, name).to(parallel.device, non_blocking=True) for name in TENSORS
+    )
     shard = parallel.shard
-    tokens = batch.tokens
-    targets = batch.targets
     if shard is not None:
         tokens = shard.select(tokens)
         targets = shard.select(targets)
     parts = []
-    for start in range(0, len(batch.tokens), size):
+    for start in range(0, len(tokens), size):
         rows = slice(start, start + size)
         # A tensor with one row is shared by every sequence.
-        own = [
-            to_device(x if len(x) == 1 else x[rows], parallel.device)
-            for x in (tokens, targets, batch.order, batch.position, batch.document)
-        ]
+        own = [x if len(x) == 1 else x[rows] for x in places]
         positions = TokenPositions(
-            order=own[2],
-            position=own[3],
-            document=own[4],
+            order=own[0],
+            position=own[1],
+            document=own[2],
             layout=batch.layout,
             position_end=batch.position_end,
             lengths=(length,),
             unit_steps=batch.unit_steps,
         )
-        parts.append(MicroBatch(own[0], own[1], positions, shard, rows))
+        parts.append(MicroBatch(tokens[rows], targets[rows], positions, shard, rows))
     return parts

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -11,10 +11,7 @@ from rich.text import Text
 
 from run_directory.console import Console, duration
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT = 20  # steps the loss is averaged over
-KEPT = 400  # steps in the loss curve
-CURVE = 24  # width of the loss curve, in characters
 
 
 class LiveView:
@@ -36,7 +33,7 @@ class LiveView:
         self.draw: Callable[[], None] | None = None
         self._step: dict = {"step": done}  # the newest step
         self._speed = ""  # as last measured
-        self._losses: deque[float] = deque(maxlen=KEPT)
+        self._losses: deque[float] = deque(maxlen=RECENT)
         self._nll: dict[int, float] = {}
         self._validation = ""
 
@@ -80,10 +77,11 @@ class LiveView:
         )
         loss = "waiting for the first step"
         if self._losses:
-            losses = list(self._losses)
+            finite = [x for x in self._losses if math.isfinite(x)]
+            mean = sum(finite) / len(finite) if finite else math.nan
             loss = (
-                f"loss {mean(losses[-RECENT:]):.4f}  {sparkline(losses, CURVE)}  lr "
-                f"{self._step['lr']:.2e}  gradient {float(self._step['grad_norm']):.2g}"
+                f"loss {mean:.4f}  lr {self._step['lr']:.2e}  gradient "
+                f"{float(self._step['grad_norm']):.2g}"
             )
         lines = [loss, self._validation] if self._validation else [loss]
         return Group(head, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
@@ -95,23 +93,3 @@ def validation_in_words(nll: dict[int, float], before: dict[int, float]) -> list
         f"{length}: {value:.4f}" + (f" ({value - before[length]:+.4f})" if length in before else "")
         for length, value in nll.items()
     ]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Mean of the finite values; NaN if there are none."""
-    good = [value for value in values if math.isfinite(value)]
-    return sum(good) / len(good) if good else math.nan
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Plot values with at most `width` block characters, each the mean of equally many values, from
-    the minimum to the maximum; a gap where no value is finite."""
-    width = min(width, len(values))
-    edges = [i * len(values) // width for i in range(width + 1)]
-    bins = [mean(values[edges[i] : edges[i + 1]]) for i in range(width)]
-    good = [value for value in bins if value == value]
-    low = min(good, default=0.0)
-    scale = (len(BLOCKS) - 1) / ((max(good, default=0.0) - low) or math.inf)
-    return "".join(
-        BLOCKS[round((value - low) * scale)] if value == value else " " for value in bins
-    )

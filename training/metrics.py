@@ -5,6 +5,7 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from errors import INTERRUPTED, TrainingError
 from run_directory.checkpoints import steps_of
@@ -49,15 +50,17 @@ class Metrics:
         )
         self._open = ExitStack()
         self._file: MetricsFile | None = None
-        self._sinks: list[WandbLog | LiveView] = []
+        self._sinks: list[Any] = []  # with `write`
         self._places: dict[Path, os.stat_result] = {}
         with error_barrier(run.parallel, "begin"):
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
                 self._open.callback(self._file.close)
-                wandb = WandbLog(settings, run.folder, run.console)
-                self._open.callback(wandb.close)
-                self._sinks = [wandb, self._view]
+                self._sinks = [self._view]
+                if settings.training.wandb.mode != "disabled":
+                    wandb = WandbLog(settings, run.folder, run.console)
+                    self._open.callback(wandb.close)
+                    self._sinks.append(wandb)
                 places = (run.folder, run.folder / METRICS, run.folder / MANIFEST)
                 self._places = {path: path.stat() for path in places}
         self._queue: list[tuple[int, StepResult, dict, Stage]] = []

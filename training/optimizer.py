@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from model import Transformer
-from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
+from run_directory.optimizer_settings import AdamWBase, MuonSettings, OptimizerSettings
 from run_directory.weights import named_weights, own_part
+
+ROLES = ("matrices", "head", "embeddings", "vectors", "positions")
 
 
 def role_of(name: str, parameter: Tensor) -> str:
@@ -35,7 +37,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
     Groups have the keys `name` (the role), `names` (of the parameters), `rate` (the name of the
     learning rate) and `factor` (a multiplier of that rate). The head is in the group of the
-    matrices unless it needs separate options. Frozen parameters are excluded.
+    matrices unless they have options of their own. Frozen parameters are excluded.
 
     In a model with `mup`, m times as wide as its base, the learning rate of matrices under AdamW is
     multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8). The spectral norm of an update
@@ -46,7 +48,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     width = model.settings.width_ratio if isinstance(model, Transformer) else 1.0
     muon = settings if isinstance(settings, MuonSettings) else None
     adamw: AdamWBase = settings.adamw if isinstance(settings, MuonSettings) else settings
-    is_head_apart = muon is not None or width != 1 or adamw.of("head") != adamw.of("matrices")
+    is_head_apart = muon is not None or width != 1
     by_role: dict[str, dict[str, nn.Parameter]] = {role: {} for role in ROLES}
     for name, weight in named_weights(model).items():
         role = role_of(name, weight)
@@ -59,11 +61,10 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
             decay = muon.weight_decay
             factor = 1.0 if muon.adjust == "original" else width**-0.5
         else:
-            default = "lr" if muon is None else "adamw_lr"
-            rate = default if adamw.rate_of(role) is None else f"{role}_lr"
-            decay = adamw.of(role).weight_decay
-            if decay is None:
-                decay = adamw.weight_decay if role in ("matrices", "head") else 0.0
+            rate = "lr" if muon is None else "adamw_lr"
+            if role == "positions" and adamw.positions_lr is not None:
+                rate = "positions_lr"
+            decay = adamw.weight_decay if role in ("matrices", "head") else 0.0
         groups.append(
             {
                 "params": list(weights.values()),
@@ -146,10 +147,6 @@ class Optimizer:
                 part.step()
             else:
                 _step_and_put_back(part, skip)
-
-    def zero_grad(self) -> None:
-        for weight in self.weights:
-            weight.grad = None
 
     def describe(self, rate: str) -> str:
         """The parameters that a learning rate applies to; there may be none."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from data import GeneratedData, PreparedData, RunData, is_prepared, prepare
+from data import GeneratedData, PreparedData, RunData, is_prepared
 from data.files import remove_drafts
 from data.sampling.exposure import EXPOSURE, write_exposure
 from data.sampling.item_batches import RunSampler
@@ -36,9 +36,9 @@ from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
+from training.hardware import PRECISION, resolve_precision
 from training.memory import check_memory
 from training.parallel import Parallel, autocast_type
-from training.precision import PRECISION, resolve_precision
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
 
@@ -153,6 +153,8 @@ class TrainingRun:
                     f"the text is not prepared, and {parallel.world} processes were started: "
                     f"prepare it first with {shlex.join(command)}"
                 )
+            from data.preparation.prepare import prepare  # --help and --dry-run do without it
+
             data = prepare(settings.data, self.console)
         if parallel.main:
             data.verify()

@@ -1,6 +1,7 @@
 """The state of a run in training: what a checkpoint saves and restores."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -9,15 +10,72 @@ from torch import Tensor, nn
 from model import ModelSettings, Transformer
 from model.carried_state import CarriedState
 from run_directory.checkpoints import AVERAGE, Checkpoint, Snapshot
+from run_directory.optimizer_settings import EmaSettings, as_steps
 from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
-from run_directory.weights import load_weights, named_weights, read_into, read_like, weights_of
-from training.ema import EMA
+from run_directory.weights import (
+    load_weights,
+    named_weights,
+    own_part,
+    read_into,
+    read_like,
+    weights_of,
+)
 from training.optimizer import Optimizer
 from training.parallel import Parallel
 from training.step import StepGuard
 
 CARRIED = "carried"  # key of what sequences carry, among the tensors of the optimizer
+
+
+class EMA:
+    """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device. Up to
+    step `start` the mean equals the weights. Each process averages its own shards.
+
+    Args:
+        steps: updates of the whole run.
+
+    means: by parameter name.
+    """
+
+    def __init__(self, model: nn.Module, settings: EmaSettings, steps: int):
+        weights = named_weights(model)
+        self.means = {name: weight.detach().clone() for name, weight in weights.items()}
+        # sharing the memory of weights and means
+        self._own_weights = [own_part(weight.detach()) for weight in weights.values()]
+        self._own_means = [own_part(mean) for mean in self.means.values()]
+        self._decay = settings.decay
+        self._start = as_steps(settings.start, steps)
+
+    @torch.no_grad()
+    def update(self, step: int, skip: Tensor) -> None:
+        """Update the mean after update `step` (1, 2, ...). Where `skip` (a bool scalar on the
+        device) is true, the step was skipped and the mean does not change."""
+        if step <= self._start:
+            self.follow()
+            return
+        means = self._own_means
+        share = (1 - self._decay) * (~skip).to(means[0].dtype)
+        difference = torch._foreach_sub(self._own_weights, means)
+        torch._foreach_mul_(difference, share)
+        torch._foreach_add_(means, difference)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Set the mean to the weights."""
+        torch._foreach_copy_(self._own_means, self._own_weights)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Use the means as the model's weights in the block."""
+        with torch.no_grad():
+            kept = [weight.clone() for weight in self._own_weights]
+            torch._foreach_copy_(self._own_weights, self._own_means)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._own_weights, kept)
 
 
 @dataclass
@@ -56,10 +114,9 @@ class TrainState:
             carried={} if t.state == "carry" else None,
         )
 
-    def carried_state(self, rows: slice) -> CarriedState | None:
-        """What some of this process's sequences carry to their pass; None: nothing is carried."""
-        if self.carried is None:
-            return None
+    def carried_state(self, rows: slice) -> CarriedState:
+        """What some of this process's sequences carry to their pass."""
+        assert self.carried is not None
         before = {name: x[rows] for name, x in self.carried.items()}
         self._passes.append(CarriedState(self.model.settings, before))
         return self._passes[-1]
@@ -67,9 +124,10 @@ class TrainState:
     def carry(self, skip: Tensor) -> None:
         """Carry the states after the passes of a step; numbers of a skipped step that are not
         finite become 0."""
+        assert self.carried is not None
         passes = [state.after() for state in self._passes]
         self._passes.clear()
-        for name in passes[0] if passes else ():
+        for name in passes[0]:
             x = torch.cat([each[name] for each in passes])
             self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 

@@ -23,8 +23,6 @@ class WandbLog:
         self._console = console
         self.run: Any = None
         w = settings.training.wandb
-        if w.mode == "disabled":
-            return
         with self._ended_by_errors():
             # Imported only if used: the import takes half a second and writes files to the home
             # folder.

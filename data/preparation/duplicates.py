@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.hashing import STEP, mixed, powers, range_hashes
+from data.hashing import powers, range_hashes
+from data.sampling.random_draws import STEP, mixed
 
 WORDS = 13
 CHARACTERS = 30

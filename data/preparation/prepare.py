@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from data.data_settings import DataSettings, MixtureEntry, TaskSource
+from data.data_settings import DataSettings, TaskSource
 from data.files import locked, read_json, remove_drafts, write_json
 from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
@@ -30,6 +30,8 @@ from data.preparation.prepared import (
     PreparedData,
     RunData,
     check_texts,
+    is_finished,
+    of_entry,
     open_prepared,
     prepared_folder,
 )
@@ -44,12 +46,11 @@ from data.preparation.summary import (
 from data.preparation.tokenizer_training import train_tokenizer
 from data.sources import open_source
 from data.store import TokenStore, token_dtype, write_manifest
-from data.text_settings import FilesSource, PreparedSource
+from data.text_settings import FilesSource
 from data.tokenizers import (
     Tokenizer,
     given_tokenizer,
     load_tokenizer,
-    saved_settings,
 )
 from data.tokenizers.tokenizer_settings import (
     HuggingFaceSettings,
@@ -79,50 +80,15 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     if items := generated(settings):
         return items
     console = console or NullConsole()
-    if not _is_finished(prepared_folder(settings)):
+    if not is_finished(prepared_folder(settings)):
         check_texts(settings)
     first = _prepare_text(settings, console, workers)
     report_few_held_out(first.summary, console)
     others = []
     for i, entry in enumerate(settings.mixture):
-        text = _of_entry(settings, entry, first)
+        text = of_entry(settings, entry, first)
         others.append(_prepare_text(text, console, workers, f"data.mixture.{i}.source"))
     return replace(first, others=tuple(others))
-
-
-def is_prepared(settings: DataSettings) -> bool:
-    """Whether `prepare(settings)` finds its result on the disk."""
-    if generated(settings):
-        return True
-    folder = prepared_folder(settings)
-    if not _is_finished(folder):
-        return False
-    first = open_prepared(folder)
-    others = (_of_entry(settings, entry, first) for entry in settings.mixture)
-    return all(_is_finished(prepared_folder(text)) for text in others)
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / "prepared.json").is_file()
-
-
-def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
-    """Settings to prepare a further text of a mixture. All of it is training text, except copies of
-    the first text's validation text.
-    """
-    held_out = None
-    if first.valid.n_documents:
-        held_out = PreparedSource(path=str(first.folder), split="valid")
-    changes = {
-        "source": entry.source,
-        "max_bytes": entry.max_bytes,
-        "valid_source": held_out,
-        "valid_fraction": 0.0,
-        "tokenizer": saved_settings(first.folder / "tokenizer"),
-        "label": None,
-        "mixture": [],
-    }
-    return settings.model_copy(update=changes)
 
 
 def _prepare_text(
@@ -130,9 +96,9 @@ def _prepare_text(
 ) -> PreparedData:
     """Prepare one text or open it. `place` is the name of the setting that specifies it."""
     folder = prepared_folder(settings, place)
-    if not _is_finished(folder):
+    if not is_finished(folder):
         with _alone(folder, console):
-            if not _is_finished(folder):  # another process may have finished it meanwhile
+            if not is_finished(folder):  # another process may have finished it meanwhile
                 console.info(f"preparing {folder}")
                 summary = _Preparation(settings, folder, console, place).run(workers)
                 # A further text has the validation text of the first one, which was already

@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.data_settings import DataSettings
+from data.data_settings import DataSettings, MixtureEntry
 from data.files import damage_reported, read_json
 from data.generated import GeneratedData, generated
 from data.hashing import canonical_hash
 from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
-from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer
+from data.text_settings import PreparedSource
+from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, saved_settings
 from errors import DataError
 
 # the settings that specify text, for messages
@@ -133,6 +134,42 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
         facts["model"] = given_tokenizer(settings.tokenizer).hash
     label = settings.label or sources[0].label
     return Path(settings.root).expanduser() / f"{label}-{canonical_hash(facts)[:10]}"
+
+
+def is_prepared(settings: DataSettings) -> bool:
+    """Whether `prepare(settings)` finds its result on the disk."""
+    if generated(settings):
+        return True
+    folder = prepared_folder(settings)
+    if not is_finished(folder):
+        return False
+    first = open_prepared(folder)
+    others = (of_entry(settings, entry, first) for entry in settings.mixture)
+    return all(is_finished(prepared_folder(text)) for text in others)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a preparation has written all of this folder."""
+    return (folder / "prepared.json").is_file()
+
+
+def of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
+    """Settings to prepare a further text of a mixture. All of it is training text, except copies of
+    the first text's validation text.
+    """
+    held_out = None
+    if first.valid.n_documents:
+        held_out = PreparedSource(path=str(first.folder), split="valid")
+    changes = {
+        "source": entry.source,
+        "max_bytes": entry.max_bytes,
+        "valid_source": held_out,
+        "valid_fraction": 0.0,
+        "tokenizer": saved_settings(first.folder / "tokenizer"),
+        "label": None,
+        "mixture": [],
+    }
+    return settings.model_copy(update=changes)
 
 
 def check_texts(settings: DataSettings) -> None:

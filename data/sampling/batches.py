@@ -2,10 +2,9 @@
 
 The documents of an epoch are permuted and concatenated into a token stream. The stream is divided
 into windows of T inputs (the last target of a window is the first input of the next), and the
-windows are permuted as well. With several sequence lengths, data/sampling/segments.py assigns
-windows to segments; with several texts, data/sampling/mixture.py assigns samples to texts. The
-order does not depend on random state or on the number of ranks, so a run can resume at any step and
-on any number of processes.
+windows are permuted as well. data/sampling/segments.py assigns samples to texts, and windows to
+segments where lengths differ. The order does not depend on random state or on the number of ranks,
+so a run can resume at any step and on any number of processes.
 
 Where a state is carried, windows are not permuted: row r of a batch of B rows reads the r-th of B
 parts of the stream, one window after the other, with the documents and orders of the stream.
@@ -22,11 +21,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.sampling.mixture import MixturePattern
-from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
+from data.sampling.positions import (
+    IGNORED,
+    PACKINGS,
+    PLAIN,
+    PlainPositions,
+    PositionDraws,
+    PositionedTokens,
+)
 from data.sampling.random_draws import permuted
-from data.sampling.random_positions import PLAIN, PlainPositions, PositionDraws
-from data.sampling.segments import Segment, SegmentPlan, stream_key, window_samplers
+from data.sampling.segments import MixturePattern, Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
 from errors import DataError
 
@@ -308,8 +312,8 @@ class BatchSampler:
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
-        mine = rows_of_rank(self.plan.at(step).batch_size, rank, world)
         (windows,) = self.windows(step, step + 1)
+        mine = rows_of_rank(len(windows.start), rank, world)
         tokens_per_row = windows.length + 1
         # Computed for the whole step from document lengths, so ranks need no communication.
         begins = self._begins(windows, tokens_per_row)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from data.files import atomic, damage_reported
-from data.sampling.packing import PositionedTokens
+from data.sampling.positions import PositionedTokens
 from data.sampling.random_draws import below, bits, key_of
 
 if TYPE_CHECKING:

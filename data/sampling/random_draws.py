@@ -9,11 +9,17 @@ import hashlib
 
 import numpy as np
 
-from data.hashing import STEP, mixed
-
+STEP = np.uint64(0x9E3779B97F4A7C15)  # the increment of splitmix64
 ROUNDS = 6
 # sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
 SORTED = 4096
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
+    """The splitmix64 finalizer, which mixes the bits of uint64 values."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def key_of(*names: int | str) -> np.uint64:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal
 
 from data.sampling.random_draws import NamedDraws
-from data.tokenizers.symbols import END
+from data.tokenizers.tokenizer import END
 from errors import DataError
 from settings.fields import StrictSettings, setting
 

@@ -9,8 +9,7 @@ from data.tokenizers.loading import (
     saved_settings,
 )
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
-from data.tokenizers.symbols import SymbolTokenizer
-from data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, lossless
+from data.tokenizers.tokenizer import ByteTokenizer, SymbolTokenizer, Tokenizer, lossless
 
 __all__ = [
     "ByteTokenizer",

@@ -6,8 +6,7 @@ from typing import Any
 from data.files import damage_reported, read_json
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
-from data.tokenizers.symbols import SymbolTokenizer
-from data.tokenizers.tokenizer import CARD, ByteTokenizer, Tokenizer
+from data.tokenizers.tokenizer import CARD, ByteTokenizer, SymbolTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import (
     BytesSettings,
     HuggingFaceSettings,

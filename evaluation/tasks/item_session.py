@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.items import ItemRows, SymbolItems, place_items
-from data.sampling.packing import IGNORED, PositionedTokens
-from data.sampling.random_positions import PLAIN
+from data.sampling.item_batches import ItemRows, SymbolItems, place_items
+from data.sampling.positions import IGNORED, PLAIN, PositionedTokens
 from data.tasks import SymbolTask
 from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError

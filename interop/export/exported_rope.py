@@ -7,8 +7,7 @@ from model.position import PositionalScheme
 from model.position.remap import NoRemap
 from model.position.scaling import plain_frequencies
 from model.position.schemes.learned_rope import LearnedRope
-from model.position.schemes.p_rope import PRopeSettings
-from model.position.schemes.rope import Rope
+from model.position.schemes.rope import PRopeSettings, Rope
 
 # our scaling method -> transformers' rope_type
 TYPES = {

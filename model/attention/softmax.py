@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
@@ -112,8 +111,9 @@ class Projection(Mixer):
         super().__init__(kind)
         self.scale = kind.attention_scale
         self.pair_features = 2 * kind.head_dim
+        # features of each key that are those of the previous token
+        self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
-        self.value_norm_eps = kind.norm_eps if kind.value_norm else None
         bias = kind.attention_bias != "none"
         self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
         self.wk = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
@@ -125,6 +125,9 @@ class Projection(Mixer):
         )
         self.q_norm = self._norm(kind, kind.heads)
         self.k_norm = self._norm(kind, kind.kv_heads)
+        self.v_norm: nn.Module = nn.Identity()
+        if kind.value_norm:
+            self.v_norm = nn.RMSNorm(kind.head_dim, kind.norm_eps, elementwise_affine=False)
         gates = {"none": 0, "head": kind.heads, "channel": kind.heads * kind.head_dim}[kind.gate]
         self.wg = nn.Linear(kind.dim, gates, bias=False) if gates else None
         self.position = Modifiers(kind.position, kind.heads, kind.dim)
@@ -134,18 +137,6 @@ class Projection(Mixer):
         if not kind.qk_norm:
             return nn.Identity()
         return HeadNorm(kind.head_dim * (heads if self.joint_norm else 1), eps=kind.norm_eps)
-
-    def queries(self, x: Tensor) -> Tensor:
-        """(B, K, C) → (B, H, K, D)."""
-        return self.normalized(self.q_norm, self.wq(x))
-
-    def keys(self, x: Tensor) -> Tensor:
-        """(B, T, C) → (B, G, T, D)."""
-        return self.normalized(self.k_norm, self.wk(x))
-
-    def values(self, x: Tensor) -> Tensor:
-        """(B, T, C) → (B, G, T, D)."""
-        return self.normalized_values(self.wv(x))
 
     def joined(self, heads: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
@@ -159,17 +150,8 @@ class Projection(Mixer):
         return mixed * gates.sigmoid()
 
     def normalized(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Projected queries or keys (B, T, heads·D) by head, with their norm."""
+        """Projected queries or keys (B, T, heads·D) by head, with their norm: (B, heads, T, D)."""
         return self.split(norm(x)) if self.joint_norm else norm(self.split(x))
-
-    def normalized_values(self, x: Tensor) -> Tensor:
-        """Projected values (B, T, G·D) by head, with their norm."""
-        v = self.split(x)
-        return (
-            v
-            if self.value_norm_eps is None
-            else F.rms_norm(v, v.shape[-1:], eps=self.value_norm_eps)
-        )
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, heads·D) → (B, heads, T, D)."""
@@ -184,13 +166,9 @@ class Attention(KeyMixer, Projection):
         self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
     ) -> tuple[AttentionPlan, Tensor, Tensor]:
         plan = step.plan.bind(x, layer_cache)
-        keys = self.shifted(self.keys(x), step, layer_cache)
-        return plan, plan.write(keys), self.values(x)
-
-    @property
-    def shifted_features(self) -> int:
-        """Features of each key that are those of the previous token."""
-        return round(self.position.settings.shifted_keys * self.head_dim)
+        k = self.normalized(self.k_norm, self.wk(x))
+        v = self.v_norm(self.split(self.wv(x)))
+        return plan, plan.write(self.shifted(k, step, layer_cache)), v
 
     def shifted(self, k: Tensor, step: AttentionPass, layer_cache: KeyCache | None) -> Tensor:
         """New keys (B, G, T, D), some of whose features are those of the previous token; see
@@ -217,7 +195,8 @@ class Attention(KeyMixer, Projection):
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self.views(plan, self.queries(x), k, step, x)
+        q = self.normalized(self.q_norm, self.wq(x))
+        views = self.views(plan, q, k, step, x)
         return self.joined(self.weighted(views, v, hook), x)
 
     def views(
@@ -225,7 +204,7 @@ class Attention(KeyMixer, Projection):
     ) -> list[AttentionView]:
         """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
         C)."""
-        factors = step.query_factors
+        factors = step.factors
         if plan.linear:
             return plan.read(self.position.scale_queries(q, factors, x), k)
         return [

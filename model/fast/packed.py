@@ -101,7 +101,7 @@ class PackedBlock:
         self.widths = [linear.out_features for linear in qkv]
         self.heads = [attention.heads, attention.kv_heads, attention.kv_heads]
         has_norms = not isinstance(attention.q_norm, nn.Identity)
-        self.has_norms = has_norms or attention.value_norm_eps is not None
+        self.has_norms = has_norms or not isinstance(attention.v_norm, nn.Identity)
         self.gate = JoinedLinear(gates[0]) if gates else None
 
     def __call__(
@@ -122,7 +122,7 @@ class PackedBlock:
             q, k, v = self.qkv(normed).unsqueeze(1).split_with_sizes(self.widths, 2)
             q = attention.normalized(attention.q_norm, q).squeeze(2)
             k = attention.normalized(attention.k_norm, k).squeeze(2)
-            v = attention.normalized_values(v).squeeze(2)
+            v = attention.v_norm(attention.split(v)).squeeze(2)
         else:
             by_head = self.qkv(normed).view(len(x), -1, attention.head_dim)
             q, k, v = by_head.split_with_sizes(self.heads, 1)
@@ -159,7 +159,7 @@ class PackedBlock:
         k = attention.normalized(attention.k_norm, k)
         k = attention.shifted(k, step, layer_cache)
         # (B, G, S, ·)
-        k, v = layer_cache.append(plan.write(k), attention.normalized_values(v))
+        k, v = layer_cache.append(plan.write(k), attention.v_norm(attention.split(v)))
         views = attention.views(plan, q, k, step, inputs)
         return attention.weighted(views, v).reshape(len(x), -1)
 

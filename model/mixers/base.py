@@ -86,20 +86,12 @@ class AttentionPass:
 
     Attributes:
         plan: attention plan of the scheme, without the logit temperature.
-        factors: (B or 1, H or 1, T or 1) temperature factors of the tokens, or None.
+        factors: (B or 1, H or 1, K or 1) temperature factors of the queries, or None.
     """
 
     context: AttentionContext
     plan: AttentionPlan | ContentPlan
     factors: Tensor | None
-
-    @property
-    def query_factors(self) -> Tensor | None:
-        """The temperature factors of the queries."""
-        factors = self.factors
-        if factors is None or factors.shape[2] == 1:
-            return factors
-        return self.context.of_queries(factors, dim=2)
 
 
 class Modifiers(nn.Module):

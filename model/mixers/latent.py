@@ -126,7 +126,7 @@ class LatentAttention(KeyMixer):
         views = [
             replace(
                 view,
-                q=self.position.scale_queries(whole(view.q, q_unrotated), step.query_factors, x),
+                q=self.position.scale_queries(whole(view.q, q_unrotated), step.factors, x),
                 k=whole(view.k, unrotated),
             )
             for view in plan.read(q, k)

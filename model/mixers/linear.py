@@ -58,9 +58,9 @@ class LinearAttention(Projection):
         context = step.context
         bound = step.plan.bind(x, None)
         read = context.of_queries(x)
-        q = self.queries(read)
-        k = self.keys(x)
-        v = self.values(x)
+        q = self.normalized(self.q_norm, self.wq(read))
+        k = self.normalized(self.k_norm, self.wk(x))
+        v = self.v_norm(self.split(self.wv(x)))
         with torch.autocast(x.device.type, enabled=False):
             q, k, values = (part.to(mask_dtype(v)) for part in (q, k, v))
             is_cosine = self.mixer.form == "cosine"

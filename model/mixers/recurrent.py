@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from model.attention.mask import mask_dtype
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
 from model.mixers.recurrence import SUB_CHUNK, Inputs
+from model.mixers.short_convolution import CausalConvolution
 from model.position.base import Initializer, constant
 from settings.fields import setting
 

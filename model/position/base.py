@@ -87,15 +87,15 @@ class AttentionContext:
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property
     def k_order(self) -> Tensor:
-        return self._rows(self.keys.order)
+        return self.keys.order.expand(self.batch, -1)
 
     @property
     def q_position(self) -> Tensor:
-        return self._rows(self.queries.position)
+        return self.queries.position.expand(self.batch, -1)
 
     @property
     def k_position(self) -> Tensor:
-        return self._rows(self.keys.position)
+        return self.keys.position.expand(self.batch, -1)
 
     def mask(
         self,
@@ -187,9 +187,6 @@ class AttentionContext:
         q_position = self.q_position
         k_position = self.k_position
         return lambda b, i, j: q_position[b, i] - k_position[b, j]
-
-    def _rows(self, x: Tensor) -> Tensor:
-        return x.expand(self.batch, -1)
 
 
 # Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E) or None, and

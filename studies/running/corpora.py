@@ -6,9 +6,10 @@ A corpus used only for evaluation is prepared with the tokenizer of the runs eva
 from collections.abc import Sequence
 from typing import Any
 
-from data import DataSettings, PreparedData, RunData, is_prepared, prepare
+from data import DataSettings, PreparedData, RunData, is_prepared
 from data.files import read_object
 from data.hashing import canonical_hash
+from data.preparation.prepare import prepare
 from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.evaluation_settings import EvaluationSettings

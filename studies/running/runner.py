@@ -30,7 +30,7 @@ from studies.running.progress import (
     StudyProgress,
 )
 from studies.running.study_call import StudyCall
-from training.precision import faster_precision
+from training.hardware import faster_precision
 
 POLL = 0.05  # seconds between looks at the children
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from data import TokenStore
 from data.sampling.batches import PLAIN, BatchSampler
-from data.sampling.packing import PACKINGS, PositionedTokens
-from data.sampling.random_positions import PlainPositions, PositionDraws
+from data.sampling.positions import PACKINGS, PlainPositions, PositionDraws, PositionedTokens
 from data.sampling.segments import Segment
 from data.store import EncodedDocument, write_manifest, write_shard
 

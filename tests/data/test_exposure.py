@@ -15,7 +15,7 @@ from data.sampling.exposure import (
     read_exposure,
     write_exposure,
 )
-from data.sampling.random_positions import (
+from data.sampling.positions import (
     CapePositions,
     OffsetPositions,
     PlainPositions,

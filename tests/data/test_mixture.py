@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data import DataError, DataSettings, check_texts, open_prepared, prepare
+from data import DataError, DataSettings, check_texts, open_prepared
+from data.preparation.prepare import prepare
 from data.sampling.batches import TrainingText
-from data.sampling.mixture import MixturePattern
+from data.sampling.segments import MixturePattern
 from tests.data.conftest import Listener, changed
 from tests.data.stores import make_store, sampler
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import data.preparation.prepare
-from data import DataError, PreparedData, open_prepared, prepare, prepared_folder
+from data import DataError, PreparedData, open_prepared, prepared_folder
 from data.files import _host, locked
+from data.preparation.prepare import prepare
 from tests.data.conftest import Listener, changed
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +120,8 @@ def test_killed_preparation_resumes(settings, whole):
     """SIGKILL to a process with two workers, as soon as the first shard is done."""
     code = f"""import sys
 sys.path.insert(0, {str(ROOT)!r})
-from data import DataSettings, prepare
+from data import DataSettings
+from data.preparation.prepare import prepare
 prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"""
     process = subprocess.Popen([sys.executable, "-c", code])
     done = prepared_folder(settings) / "work" / "done"

@@ -11,8 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from data.sampling.packing import IGNORED
-from data.sampling.random_positions import PositionsSettings
+from data.sampling.positions import IGNORED, PositionsSettings
 from tests.data.stores import make_store, packings, place, sampler, stores
 
 EVERY = {

@@ -12,10 +12,9 @@ from pydantic import TypeAdapter
 from data import DataError, DataSettings
 from data.generated import generated
 from data.sampling.exposure import ExposureLedger
-from data.sampling.item_batches import ItemSampler
-from data.sampling.items import SymbolItems
-from data.sampling.packing import IGNORED
-from data.sampling.random_positions import (
+from data.sampling.item_batches import ItemSampler, SymbolItems
+from data.sampling.positions import (
+    IGNORED,
     CapePositions,
     OffsetPositions,
     PlainPositions,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from data import DataError, DataSettings, prepare
+from data import DataError, DataSettings
 from data.data_settings import TaskSource
+from data.preparation.prepare import prepare
 from data.sources import open_source
 from data.tasks import is_for
 

@@ -13,7 +13,8 @@ import pytest
 from scipy import stats
 
 import evaluate as script
-from data import open_prepared, prepare
+from data import open_prepared
+from data.preparation.prepare import prepare
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
 from evaluation.reports.text import signed

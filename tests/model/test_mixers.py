@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model import ModelSettings, TokenPositions, Transformer
 from model.mixers import layer_state
-from model.mixers.convolution import CausalConvolution
 from model.mixers.recurrence import Inputs
+from model.mixers.short_convolution import CausalConvolution
 from tests.model import test_conformance, test_recurrence
 from tests.model.zoo import CONFIGS, RECURRENT, V, build, ids
 

@@ -1,14 +1,13 @@
 """Help on settings, options of the scripts, and misspelled settings."""
 
 import pytest
-from pydantic import Field
 
 import evaluate
 import generate
 from errors import ConfigError, TrainingError
 from run_directory.run_settings import RunSettings
-from settings.fields import StrictSettings, accepted, leaves
-from settings.help import describe_setting, named_settings
+from settings.fields import leaves
+from settings.help import describe_setting
 from studies import options as study_options
 from tests.settings.toy import Root
 from training import options as train_options
@@ -40,12 +39,6 @@ def test_help_on_all_settings(cls, width):
     assert max(map(len, page.splitlines())) <= max(width, *map(len, shown))
 
 
-def test_choices_are_listed_one_per_line():
-    page = describe_setting(RUN, "model.position", 100)
-    choices = [line.split()[0] for line in page.splitlines() if line[:2] == "  " and line[2] != " "]
-    assert choices == list(accepted(type(RunSettings().model), "position").choices)
-
-
 def test_help_on_a_setting_and_on_a_choice():
     for word, first, inside, outside in (
         ("rope", "model.position.name=rope", "model.position.theta", "model.dim"),
@@ -57,24 +50,6 @@ def test_help_on_a_setting_and_on_a_choice():
     ):
         names = names_in(describe_setting(RUN, word))
         assert names[0] == first and inside in names and outside not in names
-
-
-def test_types_limits_and_defaults_are_shown():
-    page = " ".join(describe_setting([Root], "all", 100).split())
-    assert "base of the frequencies (number, greater than 0, default 10000)" in page
-    assert "stretch (number or auto, at least 1, default auto)" in page
-    assert "training.interval* cadence (whole number, at least 1, default 10)" in page
-
-    class Plain(StrictSettings):
-        word: str = Field("", description="empty")
-
-    assert "(text, default '')" in describe_setting([Plain], "all")
-
-
-def test_names_of_settings_among_other_arguments():
-    arguments = ["configs/tiny.yaml", "training.checkpoint", "seed=3", "model.position.name=rope"]
-    assert named_settings(RUN, arguments) == arguments[1::2]
-    assert named_settings(RUN, ["training", "tests"]) == ["training"]  # both are directories too
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -11,15 +11,13 @@ from pydantic import Field
 from errors import ConfigError
 from model import SCHEMES
 from run_directory.run_settings import RunSettings
-from settings.fields import RemovedSetting, StrictSettings, accepted, leaves, walk
+from settings.fields import RemovedSetting, StrictSettings, leaves
 from settings.load import (
     apply_overrides,
-    defaults,
     differences,
     dump,
     identity,
     load_settings,
-    split_arguments,
 )
 from settings.messages import ALIASES
 from tests.settings.toy import Alibi, Root, Rope, Yarn
@@ -176,19 +174,6 @@ def test_apply_overrides_keeps_other_settings_and_rejects_files():
     assert t.model.dim == 16 and t.model.position == Rope(window=7, scaling=Yarn())
     with pytest.raises(ConfigError, match="use overrides"):
         apply_overrides(s, ["a/b.yaml"])
-
-
-def test_files_are_told_from_overrides():
-    arguments = ["configs/a.yaml", "a.b=x=y", "runs/lr=3/settings.yaml", "c={d: 1}"]
-    assert split_arguments(arguments) == (arguments[::2], arguments[1::2])
-
-
-@pytest.mark.parametrize("cls", [Root, RunSettings])
-def test_defaults_are_those_of_the_class_and_name_is_the_tag_of_choices(cls):
-    assert cls.model_validate(defaults(cls)) == cls()
-    for name, owner, key in walk(cls):
-        group = accepted(owner, key).inside.group if key else None
-        assert group is None or "name" not in group.model_fields, name
 
 
 def test_aliases_name_settings_and_choices():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from data import ByteTokenizer, DataSettings, prepare
+from data import ByteTokenizer, DataSettings
 from data.data_settings import TaskSource
 from data.generated import generated
+from data.preparation.prepare import prepare
 from data.sources import SOURCES
 from data.sources.local import Stdlib
 from data.tasks import HaystackTask

@@ -70,7 +70,7 @@ def update(state: TrainState) -> float:
     loss = logits.float().logsumexp(-1).mean() - logits[..., 0].mean()
     loss.backward()
     state.optimizer.step(APPLY)
-    state.optimizer.zero_grad()
+    state.model.zero_grad()
     return loss.item()
 
 

@@ -1,7 +1,7 @@
 """Two-process runs with injected faults: forks of one process that has done the imports, connected
 by gloo.
 
-python -m tests.training.ranks quick|slow FOLDER OVERRIDE...   writes FOLDER/results.json
+python -m tests.training.ranks FOLDER OVERRIDE...   writes FOLDER/results.json
 """
 
 import hashlib
@@ -22,6 +22,7 @@ import torch
 
 import training.setup
 from data import DataError
+from data.preparation import prepare as preparation
 from data.sampling.batches import BatchSampler
 from errors import TrainingError
 from model import ContextShard
@@ -285,14 +286,14 @@ def lost_early(folder: Path, words: list[str], number: int) -> dict:
     it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
-        prepare = training.setup.prepare
+        prepare = preparation.prepare
 
         def slow(*places):
             time.sleep(1.5 * TIMEOUT)
             return prepare(*places)
 
         if rank == 0:
-            training.setup.prepare = slow
+            preparation.prepare = slow
         else:
             training.setup.make_model = lambda *_: hit_itself(folder, number)
 
@@ -300,29 +301,8 @@ def lost_early(folder: Path, words: list[str], number: int) -> dict:
     return pair.summary(seconds=pair.seconds_since_hit())
 
 
-def signalled_early(folder: Path, words: list[str], number: int) -> dict:
-    """A signal to both ranks, of which one prepares and the other waits for it in a library."""
-
-    def before(folder: Path, rank: int) -> None:
-        def slow(*places):
-            Path(f"{folder}.preparing").touch()
-            time.sleep(60)
-
-        if rank == 0:
-            training.setup.prepare = slow
-
-    pair = Pair(folder, words, before)
-    wait_for(Path(f"{folder}.preparing").exists)
-    time.sleep(0.3)  # the other has come to its wait
-    took = 0.0
-    for rank in (1, 0):
-        pair.send(number, rank)
-        took += pair.wait(rank)
-    return pair.summary(seconds=took, left=folder.exists())
-
-
-# Scenarios by name: of the quick suite, each kind of loss and each phase of a run.
-QUICK = {
+# By name: each kind of loss and each phase of a run.
+SCENARIOS = {
     "poisoned": poisoned,
     "signalled": signalled,
     "failing": failing,
@@ -334,22 +314,14 @@ QUICK = {
     "stopped": partial(lost, number=signal.SIGSTOP),
     "stopped in a gather": partial(lost_in_gather, number=signal.SIGSTOP),
     "killed early": partial(lost_early, number=signal.SIGKILL),
-    "interrupted early": partial(signalled_early, number=signal.SIGINT),
-}
-SLOW = {
-    "killed": partial(lost, number=signal.SIGKILL),
-    "killed in a gather": partial(lost_in_gather, number=signal.SIGKILL),
-    "stopped early": partial(lost_early, number=signal.SIGSTOP),
-    "signalled early": partial(signalled_early, number=signal.SIGTERM),
 }
 
 
 def main() -> None:
-    """The scenarios `quick` or `slow`, in FOLDER/results.json."""
-    which, root, *words = sys.argv[1:]
-    scenarios = QUICK if which == "quick" else SLOW
+    """All scenarios, in FOLDER/results.json."""
+    root, *words = sys.argv[1:]
     results = {}
-    for name, work in scenarios.items():
+    for name, work in SCENARIOS.items():
         results[name] = work(Path(root) / name.replace(" ", "-"), words)
     (Path(root) / "results.json").write_text(json.dumps(results), encoding="utf-8")
 

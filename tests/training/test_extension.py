@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.preparation import prepare as preparation
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation.monitor import monitor_targets
@@ -18,7 +19,6 @@ from run_directory.run_settings import RunSettings
 from settings.load import identity
 from tests.training.conftest import ROOT
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
-from training import setup
 
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
 STEM = [
@@ -139,41 +139,6 @@ def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, mes
     assert not (tmp_path / "x").exists()
 
 
-def test_forks_of_runs_that_are_none_or_lack_an_optimizer(stem, tmp_path):
-    bare = tmp_path / "bare"
-    shutil.copytree(stem, bare)
-    shutil.rmtree(bare / "checkpoints")
-    save_weights(bare, 16, Run(stem).load(checkpoint=16).model)
-    for fork, folder, message in (
-        (bare, tmp_path / "x", "only weights"),
-        (tmp_path / "none", tmp_path / "x", "no such run directory"),
-        (stem, stem, r"parent\.run"),
-    ):
-        with pytest.raises(TrainingError, match=message):
-            trained("training.tokens=4000", "--fork", fork, "--run-dir", folder)
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        (
-            [*DECAY, "--fork", "stem", "parent.checkpoint=8", "training.on_spike={}"],
-            ["fork of", "step 8", "4 are left after step 8", "on_spike", "after the fork"],
-        ),
-        (
-            ["parent.run=parent", *LONGER],
-            ["extension of", "trained at 24 tokens", "train_length: 24 → 48", "yarn"],
-        ),
-    ],
-)
-def test_dry_run_shows_the_ancestors_and_changes(folders, monkeypatch, capsys, words, texts):
-    monkeypatch.chdir(folders)
-    assert trained(*words, "training.optimizer.lr=1e-3", "--dry-run") == 0
-    out = capsys.readouterr().out
-    assert all(text in out for text in texts), out
-
-
 # Extension runs
 
 
@@ -279,7 +244,7 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides
 def test_invalid_extensions_are_rejected_without_files(
     parent, tmp_path, monkeypatch, words, message
 ):
-    real = setup.prepare
+    real = preparation.prepare
 
     # the text of another tokenizer, without the minute it takes to make
     def prepare(data, console):
@@ -288,7 +253,7 @@ def test_invalid_extensions_are_rejected_without_files(
             monkeypatch.setattr(type(prepared.tokenizer), "hash", "0" * 64)
         return prepared
 
-    monkeypatch.setattr(setup, "prepare", prepare)
+    monkeypatch.setattr(preparation, "prepare", prepare)
     with pytest.raises(TrainingError, match=message):
         trained(
             f"parent.run={parent}",

@@ -1,13 +1,10 @@
 """metrics.jsonl, Weights & Biases, the live view, and the output of scripts."""
 
-import errno
 import io
 import json
 import math
 import os
 import re
-import signal
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console as RichConsole
 
-from data.files import atomic
 from errors import ConfigError, DataError, EvaluationError, ModelError, TrainingError
 from run_directory import console as module
 from run_directory.checkpoints import save_weights
@@ -27,7 +23,6 @@ from run_directory.metrics_file import MetricsFile, held_lines, last_lines, read
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import run_main
-from tests.training.conftest import ROOT
 from tests.training.net import Net, RecordingConsole
 from training.live_view import LiveView
 from training.metrics import Metrics
@@ -94,17 +89,6 @@ def test_corrupted_line_is_named(file, line):
         MetricsFile(file, 1)
 
 
-def test_records_survive_sigkill(file):
-    code = (
-        "import sys, os, signal\nfrom pathlib import Path\nfrom run_directory.metrics_file import "
-        "MetricsFile\nlog = MetricsFile(Path(sys.argv[1]), 0)\nfor step in range(1, 301): "
-        "log.write(step, loss=step / 3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT)
-    assert done.returncode == -signal.SIGKILL
-    assert [line["step"] for line in read_metrics(file, "train")] == list(range(1, 301))
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_is_one_clear_error(file, monkeypatch):
     log = MetricsFile(file, 0)
@@ -152,17 +136,14 @@ def wandb_log(folder, console, *words):
     return WandbLog(settings, folder, console)
 
 
-def test_wandb_is_imported_on_request_only(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would now raise
+def test_a_missing_wandb_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
     console = RecordingConsole()
-    wandb_log(tmp_path, console).write(LINES[0])
-    assert console.lines == []
     failed = wandb_log(tmp_path, console, "wandb.mode=offline")
+    failed.write(LINES[0])
+    failed.close()
     (line,) = console.lines
     assert line.startswith("wandb") and "training continues" in line
-    failed.write(LINES[0])  # it receives nothing any more
-    failed.close()
-    assert len(console.lines) == 1
 
 
 def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
@@ -342,15 +323,3 @@ def test_status_of_a_main_that_returns_and_traceback_of_bugs(capsys):
     for bug in (ValueError("shape"), KeyError("x"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")):
         with pytest.raises(type(bug)):
             run_main(raising(bug))
-
-
-def test_full_disk_error_names_file_and_fix(capsys, tmp_path):
-    def main():
-        with atomic(tmp_path / "shard") as file:
-            file.write(b"half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    status, err = end_of(main, capsys)
-    assert status == 2 and "free space" in err
-    assert err.startswith(f"error: {tmp_path / 'shard'}: No space left")
-    assert not list(tmp_path.iterdir())

@@ -1,14 +1,11 @@
 """Parameter groups, AdamW and Muon against formulas, muP, and updates that are skipped."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.optimizer_settings import ROLES, AdamWBase, AdamWSettings, MuonSettings
+from run_directory.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
 from run_directory.weights import named_weights
 from tests.training.net import APPLY, SKIP, Net
 from training.optimizer import Optimizer, parameter_groups
@@ -18,11 +15,6 @@ from training.optimizer import Optimizer, parameter_groups
 MUON_TOLERANCE = 0.06
 V = 13
 T = 7
-
-
-def fill_grads(net, value):
-    for weight in net.parameters():
-        weight.grad = torch.full_like(weight, value)
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
@@ -44,57 +36,23 @@ def test_roles_of_the_real_model(tie_embeddings):
     assert decay == {"matrices": 0.3, "embeddings": 0, "vectors": 0, "positions": 0}
 
 
-def test_lr_and_weight_decay_per_role():
+def test_learning_rates_and_decay_by_role():
     """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr ·
     decay."""
-    groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
-    settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
-    rates = {"lr": 2e-3, "head_lr": 0.05, "embeddings_lr": 0.2, "positions_lr": 0.3}
-    assert settings.rates == rates
-    assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == {
-        "lr": 2e-3,
-        "positions_lr": 0.3,
-    }
+    settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3)
+    assert settings.rates == {"lr": 2e-3, "positions_lr": 0.3}
     net = Net(tie_embeddings=False)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer = Optimizer(net, settings)
-    assert [group["name"] for group in optimizer.groups] == list(ROLES)
-    optimizer.set_learning_rates(rates | {"lr": 0.1})
-    fill_grads(net, 3.0)
+    optimizer.set_learning_rates({"lr": 0.1, "positions_lr": 0.3})
+    for weight in net.parameters():
+        weight.grad = torch.full_like(weight, 3.0)
     optimizer.step(APPLY)
-    for name, (rate, decay) in {
-        "embed.weight": (0.2, 0),
-        "position.weight": (0.3, 0),
-        "mix.weight": (0.1, 0.5),
-        "mix.bias": (0.1, 0.4),
-        "norm.weight": (0.1, 0.4),
-        "head.weight": (0.05, 0.5),
-    }.items():
+    for name, weight in net.named_parameters():
+        rate = 0.3 if name == "position.weight" else 0.1
+        decay = 0.5 if name in ("mix.weight", "head.weight") else 0.0
         expected = before[name] * (1 - rate * decay) - rate
-        torch.testing.assert_close(net.get_parameter(name).detach(), expected)
-
-
-def test_first_update_matches_manual_computation():
-    """With bias correction the first step is lr · g / (|g| + eps), whatever the betas."""
-    net = Net()
-    optimizer = Optimizer(net, AdamWSettings(lr=1.0, eps=0.5, weight_decay=0.0))
-    assert optimizer.groups[0]["fused"]
-    optimizer.set_learning_rates({"lr": 0.25})
-    before = net.mix.bias.detach().clone()
-    net.mix.bias.grad = torch.tensor([2.0, -2.0, 0.5, 0.0, 1.5, -0.5])
-    optimizer.step(APPLY)
-    step = torch.tensor([0.8, -0.8, 0.5, 0.0, 0.75, -0.5])
-    torch.testing.assert_close(net.mix.bias.detach(), before - 0.25 * step)
-
-
-def test_gradients_are_clipped_to_the_global_norm():
-    net = Net()
-    optimizer = Optimizer(net, AdamWSettings())
-    fill_grads(net, 2.0)
-    norm = 2 * sum(weight.numel() for weight in net.parameters()) ** 0.5
-    assert float(optimizer.clip_grad_norm(None)) == pytest.approx(norm)
-    assert float(optimizer.clip_grad_norm(1.5)) == pytest.approx(norm)
-    assert float(optimizer.clip_grad_norm(9.0)) == pytest.approx(1.5)
+        torch.testing.assert_close(weight.detach(), expected)
 
 
 # Muon
@@ -141,7 +99,7 @@ def test_muon_updates_match_reference_and_others_are_adamw():
 
 
 def test_groups_and_rates_of_muon():
-    settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, groups={"positions": {"lr": 0.125}}))
+    settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, positions_lr=0.125))
     optimizer = Optimizer(Net(tie_embeddings=False), settings)
     fields = ("name", "rate", "weight_decay", "fused")
     assert [tuple(group.get(key) for key in fields) for group in optimizer.groups] == [
@@ -160,17 +118,8 @@ def test_groups_and_rates_of_muon():
     }
 
 
-class NeverWaits(TorchDispatchMode):
-    """Fails where the host would wait for the device to tell it a number."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        waits = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        assert func not in waits, func
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("case", ["adamw", "muon", "unfused"])
-def test_skipped_steps_change_no_state_without_host_sync(case):
+def test_skipped_steps_change_no_state(case):
     """A run with broken steps, the first among them, is to the bit the run without them."""
     generator = torch.Generator().manual_seed(6)
     shapes = [weight.shape for weight in Net().parameters()]
@@ -190,9 +139,7 @@ def test_skipped_steps_change_no_state_without_host_sync(case):
                 weight.grad = grad.clone()
             if step is None and i:  # broken by the loss alone: gradients look well
                 net.mix.weight.grad = grads[0][2].clone()
-            # torch's plain AdamW counts its steps on the host.
-            with nullcontext() if case == "unfused" else NeverWaits():
-                optimizer.step(SKIP if step is None else APPLY)
+            optimizer.step(SKIP if step is None else APPLY)
         tensors = optimizer.saved_tensors() | net.state_dict()
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -305,7 +252,7 @@ def test_updates_grow_with_width_without_mup_only(optimizer, grow):
             for _ in range(3):
                 torch.nn.functional.cross_entropy(logits(model).flatten(0, 1), targets).backward()
                 update.step(APPLY)
-                update.zero_grad()
+                model.zero_grad()
             changes.append(float((logits(model).detach() - before).square().mean().sqrt()))
         growth = np.polyfit(np.log(widths), np.log(changes), 1)[0]
         assert abs(growth) < 0.3 if base else growth > 0.35, (base, changes)

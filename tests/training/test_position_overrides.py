@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from errors import ConfigError, TrainingError
-from model import SCHEMES, ModelError
-from run_directory.position_overrides import longest_input, meta_model, override, why, widens
+from errors import ConfigError
+from model import ModelError
+from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides
 
@@ -64,43 +64,6 @@ def test_invalid_overrides_name_valid_settings(scheme):
         assert "legal for" not in reason and key.rpartition(".")[2] in reason
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_scheme_name_cannot_be_overridden(scheme):
-    settings = SCHEMES[scheme][0]
-    assert settings.test_time <= set(settings.model_fields) - {"name", "sink_logit"}
-    assert {"window", "sinks", "temperature"} <= settings.test_time
-    other = "alibi" if scheme != "alibi" else "rope"
-    root = trained(f"model.position.name={scheme}")
-    message = f"trained with '{scheme}', cannot become '{other}'; legal for"
-    for word in (f"model.position.name={other}", f"model.position={{name: {other}}}"):
-        with pytest.raises(ModelError, match=message):
-            override(root, [word])
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model.dim=48", r"model.dim is part of the trained weights.*legal for"),
-        ("training.optimizer.lr=1.0", "training.optimizer.lr cannot be changed"),
-        ("temperature={name: ssmax}", "temperature.*is learned.* legal for a checkpoint"),
-        ("temperature={name: head}", "temperature.*is learned.* legal for a checkpoint"),
-        ("scaling={name: longrope, long_factor: [1, 2, 3]}", "6 numbers.*got 3"),
-        ("remap={name: self_extend, neighbors: 12, group: 8}", "a multiple of remap.group 8"),
-        ("remap={name: self_extend, group: 64}", "remap.group 64"),
-        ("remap={name: dual_chunk, chunk: 4}", "remap.chunk 4"),
-        ("scaling={name: yarm}", "yarn"),
-        ("window=0", "at least 1"),
-        ("window={offset*2}", "model.position.window: offset does not exist for 'rope'"),
-        ("window={window*2}", "window is not a number in training for 'rope'"),
-    ],
-)
-def test_invalid_overrides_are_rejected_before_loading_weights(word, message):
-    known = ("model.", "training.")
-    word = word if word.startswith(known) else f"model.position.{word}"
-    with pytest.raises((ModelError, ConfigError, TrainingError), match=message):
-        override(trained(), [word])
-
-
 def test_learned_temperature_cannot_be_removed():
     with pytest.raises(ModelError, match="is learned"):
         root = trained("model.position.temperature={name: ssmax}")
@@ -110,12 +73,6 @@ def test_learned_temperature_cannot_be_removed():
 def test_override_may_multiply_trained_value():
     root = trained("model.position.theta=300")
     assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
-
-
-def test_position_limits():
-    root = trained("model.position.name=learned")
-    assert longest_input(root) == L0 and longest_input(trained()) is None
-    assert longest_input(override(root, ["model.position.extend=clip"])) is None
 
 
 def schemes(settings: RunSettings) -> dict:

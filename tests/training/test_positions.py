@@ -63,16 +63,6 @@ def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -
         )
 
 
-@pytest.mark.parametrize("packing", ["concat", "intra_document"])
-@pytest.mark.parametrize("scheme", ["rope", "alibi", "none"])
-def test_offset_does_not_change_relative_schemes(scheme, packing):
-    net = build(scheme)
-    there = batch_of("random_offset", packing)
-    here = batch_of("plain", packing)
-    assert (there.position > here.position).all(dim=-1).any()
-    torch.testing.assert_close(losses(net, there), losses(net, here), rtol=0, atol=1e-11)
-
-
 def seen(net: Transformer, batch: Batch) -> torch.Tensor:
     """(T, B, T) bool: which losses change with the token at each place. Targets stay as they
     are."""

@@ -9,7 +9,7 @@ from model import ModelError, TokenPositions, Transformer
 from run_directory.parent_run import check_fork
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stage_after, stage_of, stages_of
-from settings.load import identity, load_settings
+from settings.load import load_settings
 from tests.model.zoo import build, ids
 from training.checks import check_model
 from training.schedule import TrainingSchedule, learning_rate
@@ -87,12 +87,6 @@ def test_length_curriculum():
     )
     assert [micro.micro_batch_size(stage) for stage in stages] == [4, 2, 2, 1]
     assert [schedule.micro_batch_size(stage) for stage in stages] == [8, 3, 3, 2]
-
-
-def test_fractions_summing_to_one_fit_after_rounding():
-    s = staged("{length: 8, duration: 0.31}, {length: 24, duration: 0.69}")
-    assert s.plan == ((8, 6, 6), (24, 2, 13))
-    assert identity(staged("{length: 24}")) != identity(load_settings(RunSettings, SMALL))
 
 
 @pytest.mark.parametrize(
@@ -203,11 +197,3 @@ def test_position_change_equals_model_built_with_it(case, changes):
     fresh.load_state_dict(net.state_dict())
     assert torch.equal(net(tokens, places), fresh(tokens, places))
     assert not torch.allclose(net(tokens, places), before)
-
-
-def test_incompatible_change_keeps_model():
-    net = build("rope")
-    before = net.settings
-    with pytest.raises(ModelError, match="fraction cannot be changed"):
-        net.reposition(repositioned(net, fraction=0.5))
-    assert net.settings == before

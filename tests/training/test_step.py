@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from errors import INTERRUPTED, TrainingError
+from errors import INTERRUPTED
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.checkpoints import find_checkpoint
 from run_directory.optimizer_settings import (
@@ -25,17 +25,15 @@ from run_directory.training_settings import (
     StopOnNonFinite,
     TrainingSettings,
 )
-from run_directory.weights import read_into
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from train import train_step
 from training.batches import MicroBatch, StepBatch
-from training.ema import EMA
 from training.optimizer import Optimizer
 from training.parallel import Parallel
 from training.schedule import TrainingSchedule, learning_rate
 from training.step import NOT_FINITE, SPIKE, StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import TrainState
+from training.train_state import EMA, TrainState
 
 NAN = math.nan
 
@@ -265,14 +263,5 @@ def test_ema_resumes_exactly_and_starts_if_missing(tmp_path):
     go_on(again, flags)
     assert all(again.ema.means[name].equal(mean) for name, mean in state.ema.means.items())
     assert not state.ema.means["mix.weight"].equal(state.model.mix.weight)
-
-    last = save(tmp_path, 8, state)
-    net = Net().double()
-    with torch.no_grad():
-        read_into(last.folder, "average", dict(net.named_parameters()))
-    assert net.mix.weight.equal(state.ema.means["mix.weight"])
     again.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
     assert again.ema.means["mix.weight"].equal(state.model.mix.weight)
-    (last.folder / "average.safetensors").write_bytes(b"")
-    with pytest.raises(TrainingError, match=r"average.safetensors has 0 bytes"):
-        find_checkpoint(tmp_path, step=8)

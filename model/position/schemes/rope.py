@@ -1,7 +1,9 @@
-"""Rotary position embeddings (RoPE), with frequency scaling and position remaps."""
+"""Rotary position embeddings (RoPE), with frequency scaling and position remaps, and variants with
+other frequencies."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -108,10 +110,18 @@ class Rope(PositionalScheme):
         # key maps; keys are cached with each
         self._forms = sorted({branch.key for branch in self._branches})
         self._tables = StretchedTables(self._rows)
+        # of every sequence; None: they depend on its declared length
+        self._stretches = None
+        if not self.depends_on_length:
+            self._stretches = self._stretches_of(geometry.train_length)
 
     def stretch(self, length: int) -> float:
         """The scaling factor for a sequence of this declared length."""
         return self.settings.scaling.stretch(length, self.geometry.original_length)
+
+    def _stretches_of(self, length: int) -> tuple[float, float]:
+        """Those of the scaling and of the remap."""
+        return self.stretch(length), self.settings.remap.stretch(length, self._remap_context)
 
     @property
     def exempt(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -176,9 +186,7 @@ class Rope(PositionalScheme):
         return rows
 
     def tables(self, positions, dtype):
-        remap = self.settings.remap
-        remap_context = self._remap_context
-        stretches = [(self.stretch(n), remap.stretch(n, remap_context)) for n in positions.lengths]
+        stretches = [self._stretches or self._stretches_of(n) for n in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
     def plan(self, context):
@@ -228,3 +236,75 @@ class Rope(PositionalScheme):
         return context.mask(
             mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j])
         )
+
+
+class HeXuSettings(RotarySettings):
+    """Rotary positions with angles below π/2 within max_length (He and Xu)."""
+
+    name: Literal["he_xu"] = "he_xu"
+    max_length: int | None = setting(
+        None, "N of the angle π/(2N), fixed after training; null: original_length", ge=1
+    )
+
+
+class HeXu(Rope):
+    """θ_k = π/(2N)·b^(−2k/r): "Easy Derivation Of Rotary Position Embeddings", He Cangping and Xu
+    Tao.
+
+    Within N tokens, cos(d·θ_k) decreases with the distance d for all k. Equivalent to RoPE with
+    positions divided by 2N/π (1303.8 for N 2048). N is fixed after training; changing it would
+    interpolate positions.
+    """
+
+    settings: HeXuSettings
+
+    def spectrum(self):
+        length = self.settings.max_length or self.geometry.original_length
+        return super().spectrum() * (math.pi / (2 * length))
+
+
+class PRopeSettings(RotarySettings):
+    """Rotary positions for the pairs with the highest frequencies only (Barbero et al. 2024)."""
+
+    # Another base could change which pairs are within max_wavelength; scaling does not.
+    test_time = RotarySettings.test_time - {"theta"}
+
+    name: Literal["p_rope"] = "p_rope"
+    share: float = setting(
+        0.75, "fraction p of rotated pairs: those of highest frequency", gt=0, le=1
+    )
+    reversed: bool = setting(False, "rotate those of lowest frequency instead")
+    max_wavelength: float | None = setting(
+        None, "longest rotated wavelength, as a multiple of original_length; null: unlimited", gt=0
+    )
+
+
+class PRope(Rope):
+    """p-RoPE: θ_k = b^(−2k/r) for the first ⌊p·r/2⌋ pairs, 0 for the rest.
+
+    Barbero et al. 2024 (arXiv:2410.06205). Unlike rope.fraction, the exponents are over all r
+    features. Scaling methods apply to the full spectrum, as in RoPE. `max_wavelength: 1` with
+    `share: 1` is HoPE, Chen et al. 2024 (arXiv:2410.21216): pairs of λ_k ≤ L0 turn. The threshold
+    is from secondary descriptions of the paper.
+    """
+
+    settings: PRopeSettings
+
+    def setup(self):
+        super().setup()
+        if not self.rotated_pairs().any():
+            raise ModelError(
+                f"p_rope rotates no pair of {self.dims} features: raise share "
+                f"({self.settings.share}) or max_wavelength ({self.settings.max_wavelength})"
+            )
+
+    def rotated_pairs(self):
+        s = self.settings
+        spectrum = self.spectrum()
+        count = int(s.share * self.dims // 2)
+        indices = torch.arange(len(spectrum), device="cpu")
+        rotated = indices >= len(spectrum) - count if s.reversed else indices < count
+        if s.max_wavelength is not None:
+            # The trained frequencies, so that scaling does not change the selection.
+            rotated &= 2 * torch.pi / spectrum <= s.max_wavelength * self.geometry.original_length
+        return rotated.double()

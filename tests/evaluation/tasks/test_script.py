@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import evaluate as script
-from data import prepare
+from data.preparation.prepare import prepare
 from errors import EvaluationError
 from model import Transformer
 from run_directory.checkpoints import save_weights

@@ -27,7 +27,7 @@ from run_directory.run import Run
 from run_directory.weights import weights_of
 from scripts import export_model, import_model
 from tests.byte_runs import byte_run
-from training.ema import EMA
+from training.train_state import EMA
 
 LENGTH = 16
 

@@ -1,5 +1,7 @@
-"""Task items as documents."""
+"""Documents that are made, not read: task items, and filler text without content."""
 
+import hashlib
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -67,3 +69,27 @@ class TaskDocuments(Source):
             HAYSTACKS,
             source.label,
         )
+
+
+SENTENCES = (
+    "The grass is green.",
+    "The sky is blue.",
+    "The sun is yellow.",
+    "Here we go.",
+    "There and back again.",
+)
+# documents, and sentences per document: about 340,000 characters
+DOCUMENTS = 512
+LENGTH = 20_000
+
+
+class Filler(Source):
+    label = "filler"
+
+    def fingerprint(self):
+        return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        for number in itertools.islice(range(DOCUMENTS), start, None):
+            order = below(bits(key_of("filler", number), np.arange(LENGTH)), len(SENTENCES))
+            yield Document(f"filler-{number:02d}", " ".join(SENTENCES[i] for i in order.tolist()))
