@@ -138,6 +138,24 @@ def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, mes
     assert not (tmp_path / "x").exists()
 
 
+def test_fork_of_a_run_without_an_optimizer(stem, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(stem, bare)
+    shutil.rmtree(bare / "checkpoints")
+    save_weights(bare, 16, Run(stem).load(checkpoint=16).model)
+    with pytest.raises(TrainingError, match="only weights"):
+        trained("training.tokens=4000", "--fork", bare, "--run-dir", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_dry_run_shows_the_ancestors_and_changes(stem, capsys):
+    words = [*DECAY, "--fork", stem, "parent.checkpoint=8", "training.optimizer.lr=1e-3"]
+    assert trained(*words, "--dry-run") == 0
+    out = capsys.readouterr().out
+    expected = ("fork of", "step 8", "4 are left after step 8", "changed", "after the fork")
+    assert all(text in out for text in expected), out
+
+
 # Extension runs
 
 
