@@ -33,7 +33,7 @@ def space_for(tensors: Mapping[str, Tensor], out: Path) -> Iterator[None]:
     """Raises InteropError if the disk has no space for the tensors, before or in the block."""
     needed = sum(tensor.nbytes for tensor in tensors.values())
     parent = next(parent for parent in out.absolute().parents if parent.is_dir())
-    full = f"{out} is not written: the disk is full ({needed / 1e6:,.0f} MB needed); free space"
+    full = f"{out} is not written: the disk is full ({needed / 1e6:,.1f} MB needed); free space"
     if shutil.disk_usage(parent).free < needed:
         raise InteropError(full)
     try:

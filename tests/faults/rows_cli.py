@@ -44,6 +44,8 @@ def refused(
         for name in ("file", "configs/tiny.yaml", "runs/quick/manifest.json"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("")
+        for name in ("dangling", "loop"):
+            (folder / name).symlink_to("nowhere" if name == "dangling" else name)
         return inside(script, *(settings if tiny else ()), *overrides, cwd=folder)
 
     return Fault(name, run, names=names)
@@ -91,21 +93,16 @@ FAULTS = [
         names=("did you mean rope?",),
     ),
     refused("a scheme's other file", "train", str(POSITIONS / "nope.yaml"), names=("none.yaml?",)),
-    refused(
-        "run directory is a file",
-        "train",
-        "--run-dir",
-        "file",
-        names=("file", "--run-dir"),
-        tiny=True,
-    ),
-    refused(
-        "run directory in a file",
-        "train",
-        "--run-dir",
-        "file/x",
-        names=("file/x", "--run-dir"),
-        tiny=True,
+    *(
+        refused(
+            f"run directory {place[:9]!r}",
+            "train",
+            "--run-dir",
+            place,
+            names=("--run-dir=", repr(place)[1:-1]),
+            tiny=True,
+        )
+        for place in ("file", "file/x", "dangling", "loop", "loop/x", "a\nb", "x" * 500)
     ),
     *(
         refused(name, script, *words, names=(expected,))

@@ -112,6 +112,7 @@ def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
     assert not Path("runs/claims/tiny").exists()
     with pytest.raises(StudyError, match=r"primary.change.delta = 1e-05 is below"):
         claims(CLAIM.replace("delta: 0.5", "delta: 1e-5"), "--dry-run")
+    assert claims(CLAIM, "--dry-run")[0] == 0
 
 
 def test_runs_that_have_not_learned_are_inconclusive(claims):
