@@ -9,19 +9,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import (
     LengthAxis,
     Styles,
     difference_panel,
     dots_panel,
+    exposure_panel,
     length_panel,
     styles_of,
     top_of_colored,
 )
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.exposure_panel import exposure_panel
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
 from evaluation.reports.figures import FigureText, Panel, panels
 from evaluation.reports.position_report import (
     position_figure,
@@ -29,7 +28,6 @@ from evaluation.reports.position_report import (
     position_tables,
     position_verdict,
 )
-from evaluation.reports.provenance import basis
 from evaluation.reports.read_gain_report import (
     read_gain_record,
     read_gain_rows,
@@ -106,11 +104,6 @@ class LossResults(ReportedResults):
     def against(self) -> str:
         """What differences are."""
         return f"NLL minus that of {self.baseline}"
-
-    @property
-    def longer(self) -> list[int]:
-        """The lengths beyond the trained length."""
-        return [length for length in self.lengths if length > self.trained_length]
 
     def beyond(self, name: str) -> list[ResultRow]:
         """Changes with their verdicts at the measured lengths beyond the trained length."""

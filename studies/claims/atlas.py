@@ -39,6 +39,15 @@ from studies.claims.claim_settings import QUESTIONS
 from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
 
 FIGURE = "figure"
+OVERVIEW = "figures/atlas.png"
+READING = "results/reading.png"
+READING_TITLE = "Do schemes that hold also read?"
+READING_TEXT = (
+    "The read gain is the loss of repeated text after its earlier occurrence was replaced, minus "
+    "its loss: above zero, the occurrence was read. [Reading](results/reading.md) has the protocol "
+    "and all numbers."
+)
+KINDS = {REPRODUCED: COLOURS[0], INCONCLUSIVE: SOFT, REFUTED: COLOURS[1]}
 TONES = {REPRODUCED: "good", REFUTED: "bad"}
 METHODS = (
     "Verdicts are about this scale: 0.1M to 0.3M parameters, trained in seconds. Each seed "
@@ -198,12 +207,46 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
     return panels([panel], FigureText(), width=4.8)
 
 
+def overview(entries: Sequence[AtlasEntry]) -> Figure:
+    """Every comparison of every claim, in multiples of its smallest effect that counts."""
+    rows = sorted(entries, key=lambda entry: (list(KINDS).index(entry.kind), entry.claim.name))
+    curves = []
+    for place, entry in enumerate(rows):
+        for name, comparison in entry.verdict.comparisons.items():
+            scaled = [end / comparison.delta for end in entry.verdict.ends[name]]
+            curves.append(
+                Curve(
+                    "",
+                    [comparison.estimate / comparison.delta],
+                    [place],
+                    KINDS[entry.kind],
+                    [scaled[0]],
+                    [scaled[1]],
+                    across=True,
+                    marker="o",
+                    hollow=not comparison.difference,
+                )
+            )
+
+    def scales(axes: Axes) -> None:
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        name_rows(axes, [f"{entry.claim.name.replace('_', ' ')}: {entry.kind}" for entry in rows])
+        for delta, text in ((1, "δ"), (-1, "−δ")):
+            mark(axes, delta, text)
+
+    x = "effect, in multiples of δ (hollow: no difference is claimed)"
+    panel = Panel(curves, x=x, scales=scales, named=False, height=0.5 + 0.2 * len(rows))
+    return panels([panel], FigureText(), width=8.0)
+
+
 def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     """Write the figures and both pages from the results of claims in `docs`/results/claims; the
     pages."""
     entries = _entries(claims)
     for entry in entries:
         save(claim_figure(entry.verdict), entry.claim.folder, FIGURE, formats=("svg",))
+    overview_file = docs / OVERVIEW
+    save(overview(entries), overview_file.parent, overview_file.stem)
     kinds = [entry.kind for entry in entries]
     counts = [f"{kinds.count(kind)} {kind}" for kind in (REPRODUCED, REFUTED, INCONCLUSIVE)]
     lead = [
@@ -225,12 +268,19 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         table = ReportTable("Claims", COLUMNS, rows, numbers=len(COLUMNS))
         tables[title] = [table, *(entry.figure for entry in own)]
     how = "How to read the verdicts"
-    methods = plain_text(METHODS)
+    caption = "The intervals of all comparisons, in multiples of their smallest effect δ."
+    methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
+    reading = {}
+    if (docs / READING).is_file():
+        caption = "What every scheme reads beyond the trained length, and the change of its loss."
+        reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
     cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
     title = "Atlas of claims about length"
     pages = {
-        "atlas.md": markdown(title, lead, {how: [methods]} | tables),
-        "atlas.html": page(markdown(title, lead, {how: [methods, filters(entries)]} | cards), docs),
+        "atlas.md": markdown(title, lead, reading | {how: [methods]} | tables),
+        "atlas.html": page(
+            markdown(title, lead, reading | {how: [methods, filters(entries)]} | cards), docs
+        ),
     }
     for name, text in pages.items():
         write_text(docs / name, text)

@@ -217,7 +217,7 @@ def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
 
 
 def _provenance(study: StoredStudy) -> list[str | ReportTable]:
-    text = yaml.safe_dump(study.record.get("study") or {}, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(study.settings, sort_keys=False, allow_unicode=True)
     blocks = [f"```\n{text}\n```", study_tables.cells(study)]
     if study.checks.get("data_order") and not unfair_comparisons(study.checks):
         blocks.append(

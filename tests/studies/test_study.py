@@ -8,7 +8,6 @@ import pytest
 
 from errors import StudyError
 from run_directory.metrics_file import read_metrics
-from studies.grid import cells_of
 from studies.options import parse_options
 from studies.report.study_report import write_report
 from studies.running.cell_record import VOLATILE
@@ -65,14 +64,6 @@ def test_a_study_trains_evaluates_and_gathers(clean):
     # What the schemes share: the targets, although one of them ends at the trained length.
     assert len({cell["evaluations"]["held-out"]["targets_hash"] for cell in record["cells"]}) == 1
     assert str(folder) not in json.dumps([cell["evaluations"] for cell in record["cells"]])
-
-
-def test_overrides_of_train_apply_to_all_cells(clean, tmp_path):
-    file = str(clean[0])
-    options = parse_options("", [file, "training.tokens=1M", "report.tolerance=0.1"])
-    assert options.study.base[-1] == "training.tokens=1M"
-    assert options.study.report.tolerance == 0.1
-    assert all("training.tokens=1M" in cell.arguments for cell in cells_of(options.study))
 
 
 @pytest.mark.parametrize("place", ["loop/runs", "dangling", "x" * 500, "file/runs"])
