@@ -130,7 +130,8 @@ class LossResults(ReportedResults):
         if not any(map(self.claims, self.names)):
             return ""
         over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
-        return f"{100 * self.confidence:g}% intervals over {over}, simultaneous over {self.family}"
+        note = f"{100 * self.confidence:g}% intervals over {over}"
+        return note if self.family == 1 else f"{note}, simultaneous over {self.family}"
 
 
 # Tables.
@@ -365,19 +366,13 @@ def loss_report(
     if not result.settings.exposure:
         exposure = None
     protocol = result.plan.protocol
-    notes = list(analysis.notes)
-    if r.undertrained:
-        notes.append(
-            f"The model is undertrained: NLL as trained {r.truncated:.2f}, of a unigram model "
-            f"{r.unigram:.2f}."
-        )
     report = EvaluationReport(
         name=name,
         title=f"Loss of {r.title}",
         results=r,
         verdict=verdict(r),
         details=[*details(r), *reference(result, r), result.screening.sentence],
-        caveats=caveats(r.units, r.unit_kind, {"": result}, notes),
+        caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
         tables=[overview(r), read_gain_table(r)],
         more_tables=[gains(r)],
         draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r), exposure)},
