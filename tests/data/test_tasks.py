@@ -10,8 +10,7 @@ import pytest
 from data import ByteTokenizer, DataError
 from data.preparation.tokenizer_training import train_sentencepiece
 from data.tasks import Haystacks, TaskContext, TextTaskSettings, is_for
-from data.tasks.recall import RecallTask
-from data.tasks.retrieval import NeedleTask, PasskeyTask, VariablesTask
+from data.tasks.retrieval import NeedleTask, PasskeyTask, RecallTask, VariablesTask
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 
 TEXT = (
