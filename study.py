@@ -47,6 +47,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from errors import printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
@@ -126,9 +127,14 @@ def stored_results(options: Namespace) -> dict:
 
 
 def print_report(results: dict, folder: Path) -> None:
+    from evaluation.reports.document import print_table
     from studies.report.study_report import write_report
 
-    print(f"report: {write_report(results, folder)[0]}")
+    report = write_report(results, folder)
+    if report.table is not None:
+        print_table(report.table)
+    for line in [*report.findings[:1], f"report: {report.files[0]}"]:
+        print(printable(line))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.kinds import KINDS
 from evaluation.ranks import joined
+from evaluation.reports.document import print_table
 from evaluation.reports.evaluation_report import EvaluationReport
 from run_directory.console import Console
 from run_directory.run_names import names_of
@@ -90,11 +91,7 @@ def show(
     """Print the table, the verdict, what limits it, and the names of the files; with `verbose` all
     tables and sentences."""
     for table in [*report.tables, *(report.more_tables if verbose else [])]:
-        cells = [[cell.text for cell in row] for row in table.cells]
-        if cells:
-            print(printable(table.title))
-            Console().table("", table.columns, cells)
-            print(printable(table.note), end="\n" if table.note else "")
+        print_table(table)
     lines = [report.verdict, *report.caveats, *(report.details if verbose else [])]
     for line in [*filter(None, lines), f"written: {', '.join(map(str, files))}"]:
         print(printable(line))

@@ -59,13 +59,10 @@ class MetricsFile:
 
 def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
     """`held_lines` of one kind (None: all); the last of each (step, kind), sorted by step."""
-    return latest(line for line in held_lines(file) if kind in (None, line["kind"]))
-
-
-def latest(lines: Iterable[dict]) -> list[dict]:
-    """The last line of each (step, kind), sorted by step."""
     kept: dict[tuple[int, str], dict] = {}
-    for line in lines:
+    for line in held_lines(file):
+        if kind not in (None, line["kind"]):
+            continue
         # the last one defines the order within its step
         kept.pop((line["step"], line["kind"]), None)
         kept[line["step"], line["kind"]] = line

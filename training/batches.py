@@ -108,26 +108,26 @@ def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[
 def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:
     """Split a batch, pinned for a GPU, into groups of at most `size` sequences on the device. The
     host does not wait for the copies. `length` is the declared length of every row."""
-    tokens, targets, *places = (
-        getattr(batch, name).to(parallel.device, non_blocking=True) for name in TENSORS
-    )
     shard = parallel.shard
-    if shard is not None:
-        tokens = shard.select(tokens)
-        targets = shard.select(targets)
     parts = []
-    for start in range(0, len(tokens), size):
+    for start in range(0, len(batch.tokens), size):
         rows = slice(start, start + size)
-        # A tensor with one row is shared by every sequence.
-        own = [x if len(x) == 1 else x[rows] for x in places]
+        tokens, targets, order, position, document = (
+            # A tensor with one row is shared by every sequence.
+            (x if len(x) == 1 else x[rows]).to(parallel.device, non_blocking=True)
+            for x in (getattr(batch, name) for name in TENSORS)
+        )
+        if shard is not None:
+            tokens = shard.select(tokens)
+            targets = shard.select(targets)
         positions = TokenPositions(
-            order=own[0],
-            position=own[1],
-            document=own[2],
+            order=order,
+            position=position,
+            document=document,
             layout=batch.layout,
             position_end=batch.position_end,
             lengths=(length,),
             unit_steps=batch.unit_steps,
         )
-        parts.append(MicroBatch(tokens[rows], targets[rows], positions, shard, rows))
+        parts.append(MicroBatch(tokens, targets, positions, shard, rows))
     return parts

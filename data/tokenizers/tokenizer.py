@@ -1,4 +1,4 @@
-"""The interface of tokenizers, and plain bytes.
+"""The interface of tokenizers, plain bytes, and the symbols of tasks.
 
 Every tokenizer provides the raw bytes of each id (`pieces`), so that losses can be reported in bits
 per byte and encoding can be checked to be lossless.

@@ -3,7 +3,7 @@ line."""
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import NonNegativeFloat
 
 from evaluation.evaluation_settings import TargetSettings, TextSettings
 from settings.fields import RemovedSetting, setting
@@ -43,12 +43,6 @@ class GenerationDiagnosticSettings(DiagnosticSettings):
         "counted; default: L0 / 2",
         ge=8,
     )
-    temperatures: list[float] = setting([0.0, 1.0], "sampling temperatures; 0 is greedy")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "GenerationDiagnosticSettings":
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError("temperatures requires at least one value, each 0 (greedy) or above")
-        if len(set(self.temperatures)) < len(self.temperatures):
-            raise ValueError("temperatures contains a value twice")
-        return self
+    temperatures: list[NonNegativeFloat] = setting(
+        [0.0, 1.0], "sampling temperatures; 0 is greedy", min_length=1
+    )

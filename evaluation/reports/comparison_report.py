@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.reports.caveats import caveats
-from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.evaluation_report import EvaluationReport, caveats
 from evaluation.reports.figures import FigureText
 from evaluation.reports.loss_report import (
     UNDERTRAINED,

@@ -38,13 +38,11 @@ from evaluation.diagnostics import attention_weights, repetition
 from evaluation.diagnostics.attention import AttentionResult
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult
 from evaluation.diagnostics.generation import REAL, GenerationResult
-from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.document import ReportTable
-from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
 from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
-from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults, method_variants, metrics_table
 from evaluation.reports.results_files import clean
 from evaluation.reports.text import counted
@@ -83,7 +81,17 @@ def report_of(
         {"method": method, "length": length, "reason": reason}
         for (method, length), reason in (result.absent | result.failed).items()
     ]
-    record = clean({**text_basis(result), "absent": absent, **record}, DIGITS)
+    units = len(np.unique(result.unit))
+    record = {
+        **basis(result),
+        "documents": result.documents,
+        "units": units,
+        "unit": result.unit_kind,
+        "bos": result.settings.bos,
+        "absent": absent,
+        **record,
+    }
+    record = clean(record, DIGITS)
     r = ReportedResults(
         title=result.subject.name,
         variants=method_variants(method.label for method in result.methods),
@@ -94,7 +102,7 @@ def report_of(
         name=name,
         title=f"{title} {r.title}",
         results=r,
-        caveats=caveats(record["units"], result.unit_kind, {"": result}),
+        caveats=caveats(units, result.unit_kind, {"": result}),
     )
 
 

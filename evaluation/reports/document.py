@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
 
+from errors import printable
 from evaluation.results_table import ResultRow
+from run_directory.console import Console
 
 CSS = Path(__file__).with_name("page.css")
 EMPHASIS = {"good": "**", "bad": "***"}  # of a cell by its tone
@@ -71,6 +73,14 @@ class ReportTable:
         table = markdown_table([*map(plain_text, self.columns)], lines, self.numbers)
         note = f"\n\n*{plain_text(self.note)}*" if self.note else ""
         return f"**{plain_text(self.title)}**\n\n{table}{note}"
+
+
+def print_table(table: ReportTable) -> None:
+    cells = [[cell.text for cell in row] for row in table.cells]
+    if cells:
+        print(printable(table.title))
+        Console().table("", table.columns, cells)
+        print(printable(table.note), end="\n" if table.note else "")
 
 
 def markdown_table(

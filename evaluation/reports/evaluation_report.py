@@ -1,7 +1,7 @@
 """The report of one evaluation of any kind: its long table, a record, sentences, tables and
 figures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,10 +9,14 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from data.files import write_text
+from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text
 from evaluation.reports.figures import save
 from evaluation.reports.reported_results import ReportedResults
 from evaluation.reports.results_files import write_clean_json, write_results
+from evaluation.reports.text import counted
+from evaluation.scoring.methods import name_of
+from evaluation.scoring.session import MeasuredCells
 
 DOWNLOADS = {
     "results.csv": "all numbers",
@@ -81,3 +85,54 @@ class EvaluationReport:
         write_text(folder / "report.html", page(text, folder))
         write_text(folder / "report.md", text)
         return [folder / "report.html", *drawn, *numbers]
+
+
+def caveats(
+    units: int, unit_kind: str, runs: Mapping[str, MeasuredCells], notes: Sequence[str] = ()
+) -> list[str]:
+    """Sentences; `runs`: the results by name, '' for a single one."""
+    lines = []
+    few = f"Only {counted(units, unit_kind)}"
+    if units < POINTS_ONLY_BELOW:
+        lines.append(f"{few}: point estimates, as intervals require {POINTS_ONLY_BELOW}.")
+    elif units < FEW_BELOW:
+        lines.append(f"{few}: interpret the intervals with caution.")
+    lines += notes
+    missing: dict[str, dict[str, list[str]]] = {}  # by reason and variant
+    for run, result in runs.items():
+        for (method, length), reason in (result.absent | result.failed).items():
+            name = ", ".join(filter(None, (run, name_of(method))))
+            missing.setdefault(reason, {}).setdefault(name, []).append(f"{length:,}")
+    for reason, variants in missing.items():
+        cells = [f"{name} at {', '.join(lengths)}" for name, lengths in variants.items()]
+        lines.append(f"Not measured: {'; '.join(cells)}: {reason}.")
+    dtype = next(iter(runs.values())).settings.dtype
+    if dtype != "float32":
+        errors = [abs(error) for result in runs.values() for error in result.precision.values()]
+        off = f"; mean NLL within {max(errors):.4f} nats of float32 on a sample" if errors else ""
+        lines.append(f"Measured in {dtype}{off}.")
+    return [*lines, *dict.fromkeys(note for result in runs.values() for note in result.notes)]
+
+
+def basis(result: MeasuredCells) -> dict:
+    """The settings, methods and hashes that the numbers of a `result` depend on."""
+    facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
+    return {
+        "protocol": result.settings.protocol,
+        "trained_length": result.subject.trained_length,
+        "confidence": result.settings.confidence,
+        "checkpoint": result.subject.name,
+        "checkpoint_step": result.subject.step,
+        "checkpoint_hash": result.subject.checkpoint_hash,
+        "dtype": result.settings.dtype,
+        "seed": result.settings.seed,
+        **{key: result.facts[key] for key in facts if key in result.facts},
+        "settings": result.settings.model_dump(mode="json"),
+        "methods": {
+            method.label: {
+                "overrides": list(method.overrides),
+                "position": result.schemes[method.label],
+            }
+            for method in result.methods
+        },
+    }

@@ -9,19 +9,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import (
     LengthAxis,
     Styles,
     difference_panel,
     dots_panel,
+    exposure_panel,
     length_panel,
     styles_of,
     top_of_colored,
 )
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.exposure_panel import exposure_panel
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
 from evaluation.reports.figures import FigureText, Panel, panels
 from evaluation.reports.position_report import (
     position_figure,
@@ -29,7 +28,6 @@ from evaluation.reports.position_report import (
     position_tables,
     position_verdict,
 )
-from evaluation.reports.provenance import basis
 from evaluation.reports.read_gain_report import (
     read_gain_record,
     read_gain_rows,
@@ -107,11 +105,6 @@ class LossResults(ReportedResults):
         """What differences are."""
         return f"NLL minus that of {self.baseline}"
 
-    @property
-    def longer(self) -> list[int]:
-        """The lengths beyond the trained length."""
-        return [length for length in self.lengths if length > self.trained_length]
-
     def beyond(self, name: str) -> list[ResultRow]:
         """Changes with their verdicts at the measured lengths beyond the trained length."""
         return [row for row in self.table.select("delta", name) if row.verdict]
@@ -137,7 +130,8 @@ class LossResults(ReportedResults):
         if not any(map(self.claims, self.names)):
             return ""
         over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
-        return f"{100 * self.confidence:g}% intervals over {over}, simultaneous over {self.family}"
+        note = f"{100 * self.confidence:g}% intervals over {over}"
+        return note if self.family == 1 else f"{note}, simultaneous over {self.family}"
 
 
 # Tables.
@@ -372,19 +366,13 @@ def loss_report(
     if not result.settings.exposure:
         exposure = None
     protocol = result.plan.protocol
-    notes = list(analysis.notes)
-    if r.undertrained:
-        notes.append(
-            f"The model is undertrained: NLL as trained {r.truncated:.2f}, of a unigram model "
-            f"{r.unigram:.2f}."
-        )
     report = EvaluationReport(
         name=name,
         title=f"Loss of {r.title}",
         results=r,
         verdict=verdict(r),
         details=[*details(r), *reference(result, r), result.screening.sentence],
-        caveats=caveats(r.units, r.unit_kind, {"": result}, notes),
+        caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
         tables=[overview(r), read_gain_table(r)],
         more_tables=[gains(r)],
         draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r), exposure)},

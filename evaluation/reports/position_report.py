@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from matplotlib.figure import Figure
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.charts import LengthAxis, Styles, difference_panel, length_panel
+from evaluation.reports.charts import (
+    LengthAxis,
+    Styles,
+    difference_panel,
+    exposure_panel,
+    length_panel,
+)
 from evaluation.reports.document import ReportTable, pivot
-from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.reported_results import ReportedResults, by_sign
 from evaluation.reports.text import interval_text, plain

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import numpy as np
 from matplotlib.figure import Figure
 
-from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import (
     LengthAxis,
     Styles,
@@ -22,9 +21,8 @@ from evaluation.reports.charts import (
     styles_of,
 )
 from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
 from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.provenance import basis
 from evaluation.reports.reported_results import (
     ReportedResults,
     melted,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.scoring.methods import TRAINED, TRUNCATE
+from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.intervals import interval, interval_columns, unit_means
 from evaluation.statistics.verdicts import pooled
 
@@ -16,32 +16,25 @@ def read_gains(result: EvaluationResult) -> Iterator[dict]:
 
     readable: number of targets whose earlier occurrence is among the inputs; nll, control_nll:
     means over targets, before and after it was replaced, and of each unit; read_gain: what the
-    model reads at this distance, control NLL − NLL; gain: NLL with the context truncated to L0 −
-    NLL.
+    model reads at this distance, control NLL − NLL.
     """
     l0 = result.subject.trained_length
     alpha = 1 - result.settings.confidence
-    truncated = result.repeated.get((TRAINED, l0))
     for (method, length), nll in result.repeated.items():
         targets = result.plan.repeats
         control = result.control[method, length]
         readable = targets.is_readable(min(length, l0) if method == TRUNCATE else length)
-        document = np.repeat(targets.document, targets.keep)
+        units = result.units[np.repeat(targets.document, targets.keep)]
         octave = np.frexp(targets.target_distances())[1]
         for k in np.unique(octave).tolist():
             here = octave == k
-            unit = result.units[document[here]]
-            gain = None
-            if truncated is not None:
-                gain = interval(unit_means((truncated - nll)[here], unit), alpha=alpha)
+            unit = units[here]
             read_gain = interval(unit_means((control - nll)[here], unit), alpha=alpha)
             yield {
                 "method": method,
                 "length": length,
                 "targets": int(here.sum()),
-                "documents": len(np.unique(document[here])),
                 "nll": pooled(nll[here]),
-                **interval_columns("gain", gain),
                 "distance_low": 2**k // 2,
                 "distance_high": 2**k,
                 "readable": int(readable[here].sum()),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from matplotlib.figure import Figure
@@ -84,8 +85,16 @@ Draw = Callable[[ReportedResults, str, Figure, str], str]  # results, name, figu
 Sections = dict[str, list[str | ReportTable]]
 
 
-def write_report(results: dict, folder: Path) -> list[Path]:
-    """Write the report of a study's `results` into `folder`; returns the files, report.html first.
+class StudyReport(NamedTuple):
+    """The files of a report, report.html first, its first table, and what was found."""
+
+    files: list[Path]
+    table: ReportTable | None
+    findings: list[str]
+
+
+def write_report(results: dict, folder: Path) -> StudyReport:
+    """Write the report of a study's `results` into `folder`.
 
     Raises StudyError if `results` is not a valid results file, before anything is written.
     """
@@ -130,7 +139,7 @@ def write_report(results: dict, folder: Path) -> list[Path]:
     write_text(files[0], page(text, folder))
     write_text(files[1], text)
     write_results(files[2], [*losses, *others], study=study.name)
-    return [*files, *pictures]
+    return StudyReport([*files, *pictures], overview(losses[0]) if losses else None, lead)
 
 
 def findings(r: LossComparison) -> list[str]:
@@ -208,7 +217,7 @@ def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
 
 
 def _provenance(study: StoredStudy) -> list[str | ReportTable]:
-    text = yaml.safe_dump(study.record.get("study") or {}, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(study.settings, sort_keys=False, allow_unicode=True)
     blocks = [f"```\n{text}\n```", study_tables.cells(study)]
     if study.checks.get("data_order") and not unfair_comparisons(study.checks):
         blocks.append(

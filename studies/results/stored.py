@@ -45,39 +45,34 @@ class StudyVariant:
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """Cells and variants in the order of the study. `declared`: its report settings."""
+    """Cells and variants in the order of the study. `settings`: of study.py; `checks`: whether the
+    cells can be compared fairly."""
 
     name: str
     cells: list[StoredCell]
     variants: list[StudyVariant]
-    declared: dict[str, Any]
-    record: dict
+    settings: dict[str, Any]
+    checks: dict[str, Any]
 
     @property
-    def checks(self) -> dict:
-        return self.record.get("checks") or {}
+    def declared(self) -> dict[str, Any]:
+        """The settings of the report."""
+        return self.settings["report"]
 
     @property
     def groups(self) -> list[Group]:
         return list(dict.fromkeys(cell.group for cell in self.cells))
 
     @property
-    def baseline(self) -> str | None:
+    def baseline(self) -> str:
         """The variant that the others are compared with."""
-        names = [variant.name for variant in self.variants]
-        declared = self.declared.get("baseline")
-        if declared is not None and declared not in names:
-            raise StudyError(
-                f"report.baseline={declared} is not a variant of the study: {', '.join(names)}"
-            )
-        return declared or next(iter(names), None)
+        return self.declared.get("baseline") or self.variants[0].name
 
     @property
     def evaluations(self) -> list[str]:
         """Names of all evaluations with results in the order of the study, the primary first."""
-        measured = [name for cell in self.cells for name in cell.record.get("evaluations") or {}]
-        planned = (self.record.get("study") or {}).get("evaluations") or {}
-        order = dict.fromkeys([self.declared.get("primary"), *planned, *measured])
+        measured = {name for cell in self.cells for name in cell.record.get("evaluations") or {}}
+        order = dict.fromkeys([self.declared.get("primary"), *self.settings["evaluations"]])
         return [name for name in order if name in measured]
 
     def results(
@@ -128,8 +123,8 @@ def read_study(results: dict) -> StoredStudy:
             f"not a results file of a study: format {results.get('format')!r}, expected 1; run "
             "study.py again"
         )
-    name = results.get("name", "study")
-    settings = results.get("study") or {}
+    name = results["name"]
+    settings = results["study"]
     axes = dict.fromkeys(axis for cell in results["cells"] for axis in cell["axes"] if axis != SEED)
     compared = SCHEME if SCHEME in axes else next(iter(axes), SCHEME)
     cells = []
@@ -138,38 +133,18 @@ def read_study(results: dict) -> StoredStudy:
         group = tuple((k, label) for k, label in labels.items() if k not in (compared, SEED))
         scheme = labels.get(compared, name)
         cells.append(StoredCell(record["id"], scheme, labels.get(SEED, "0"), group, record))
-    schemes = dict.fromkeys(cell.scheme for cell in cells)
-    variants = _variants(list(schemes), settings.get("variants") or {})
-    return StoredStudy(
-        name,
-        cells,
-        variants,
-        dict(settings.get("report") or {}),
-        results,
-    )
-
-
-def _variants(schemes: list[str], declared: dict[str, dict]) -> list[StudyVariant]:
-    """Every scheme as trained, unless a variant renames it, followed by its variants."""
-    of_scheme = {scheme: [] for scheme in schemes}
-    for label, entry in declared.items():
-        variant = StudyVariant(
-            label,
-            entry["scheme"],
-            entry.get("method", TRAINED),
-        )
-        if variant.scheme not in of_scheme:
-            raise StudyError(
-                f"variants.{label}.scheme = {variant.scheme} is not in the grid: "
-                f"{', '.join(schemes)}"
-            )
-        of_scheme[variant.scheme].append(variant)
     variants = []
-    for scheme, own in of_scheme.items():
+    for scheme in dict.fromkeys(cell.scheme for cell in cells):
+        own = [
+            StudyVariant(label, scheme, entry.get("method", TRAINED))
+            for label, entry in settings["variants"].items()
+            if entry["scheme"] == scheme
+        ]
+        # as trained, unless a variant renames it
         if not any(variant.method == TRAINED for variant in own):
             variants.append(StudyVariant(scheme, scheme))
         variants += own
-    return variants
+    return StoredStudy(name, cells, variants, settings, results.get("checks", {}))
 
 
 def unfair_comparisons(checks: dict) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from run_directory.metrics_file import held_lines, latest
+from run_directory.metrics_file import read_metrics
 from run_directory.run import Run, is_run, not_a_run
 
 COLUMNS = ("run", "measure", "length", "step", "tokens", "value")
@@ -49,7 +49,7 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
     rows = []
     trained = {}
     targets = ""
-    for line in latest(held_lines(file)) if file.exists() else ():
+    for line in read_metrics(file) if file.exists() else ():
         step = line["step"]
         if line["kind"] == "train":
             trained[step] = {key: _number(line.get(key)) for key in ("tokens", "loss", "lr")}

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert "NLL" in table and "simultaneous over 12" in note and "† Undertrained" in note
     assert verdict.startswith("Trained at 24 tokens, evaluated up to 96 (4×): ")
     assert written.startswith("written: ") and "as trained †" in table
-    assert len(caveats) == 2  # few documents, and a model with random weights
+    assert len(caveats) == 1  # few documents
     folder = root / "run" / "evaluation" / "first"
     names = {path.name for path in folder.iterdir()}
     figures = {"nll_by_length.png", "nll_by_length.svg"}
@@ -306,25 +307,21 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
                 # by document
                 nll[run.name, key["length"]] = held["nll"].reshape(-1, 16).mean(axis=1)
     pairs = [(name, n) for name in ("longer", "learned") for n in (24, 32, 48) if (name, n) in nll]
-    assert len(pairs) == 4 and report["targets"] == 16 * len(nll["run", 24])
+    assert len(pairs) == report["family"] == 4
     for name, n in pairs:
         cell = cells[name, n]
         difference = nll[name, n] - nll["run", n]
-        d = len(difference)
-        half = stats.t.ppf(1 - 0.05 / len(pairs) / 2, d - 1) * difference.std(ddof=1) / d**0.5
+        half = stats.t.ppf(1 - 0.05 / 4 / 2, len(difference) - 1) * stats.sem(difference)
+        mean = difference.mean()
+        found = (cell["difference"], cell["difference_low"], cell["difference_high"])
+        assert found == pytest.approx((mean, mean - half, mean + half), abs=1e-12)
         assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
-        assert cell["difference"] == pytest.approx(difference.mean(), abs=1e-12)
-        width = cell["difference_high"] - cell["difference_low"]
-        assert width == pytest.approx(2 * half, rel=1e-9)
-        assert signed(difference.mean()) in out
-    assert cells["run", 24]["difference"] is None and "24" in cells["learned", 48]["failure"]
+        assert signed(mean) in out
+    assert cells["run", 24]["difference"] is None
+    assert "24" in cells["learned", 48]["failure"]
     rows = pd.read_csv(folder / "results.csv").query("metric == 'difference'")
     assert rows.value.tolist() == [cells[pair]["difference"] for pair in pairs]
-    assert (
-        rows.family.tolist() == [4] * 4
-        and (folder / "nll_by_length.svg").is_file()
-        and "learned" in out
-    )
+    assert (folder / "nll_by_length.svg").is_file()
 
 
 def test_comparisons_show_the_baseline_and_no_method_twice(root, monkeypatch, capsys):
@@ -336,11 +333,8 @@ def test_comparisons_show_the_baseline_and_no_method_twice(root, monkeypatch, ca
     assert "yarn4" in capsys.readouterr().err  # the second run was trained this way
     report = json.loads((root / "run" / "evaluation" / "baseline" / "results.json").read_text())
     rows = {(Path(row["run"]).name, row["method"], row["length"]): row for row in report["cells"]}
-    shown = {("run", "trained"), ("run", "truncate"), ("run", "yarn4")}
-    shown |= {("yarn", "trained"), ("yarn", "truncate")}
-    assert rows.keys() == {(*entry, length) for entry in shown for length in (24, 48)}
-    compared = [row for row in report["cells"] if row["difference"] is not None]
-    assert report["family"] == len(compared) == 7
+    shown = {("run", "yarn4"), *product(("run", "yarn"), ("trained", "truncate"))}
+    assert {entry[:2] for entry in rows} == shown
     for run in ("run", "yarn"):
         flat = rows[run, "trained", 24]["nll"]
         assert rows[run, "truncate", 24]["nll"] == rows[run, "truncate", 48]["nll"] == flat

@@ -8,7 +8,6 @@ import pytest
 
 from errors import StudyError
 from run_directory.metrics_file import read_metrics
-from studies.grid import cells_of
 from studies.options import parse_options
 from studies.report.study_report import write_report
 from studies.running.cell_record import VOLATILE
@@ -65,14 +64,6 @@ def test_a_study_trains_evaluates_and_gathers(clean):
     # What the schemes share: the targets, although one of them ends at the trained length.
     assert len({cell["evaluations"]["held-out"]["targets_hash"] for cell in record["cells"]}) == 1
     assert str(folder) not in json.dumps([cell["evaluations"] for cell in record["cells"]])
-
-
-def test_overrides_of_train_apply_to_all_cells(clean, tmp_path):
-    file = str(clean[0])
-    options = parse_options("", [file, "training.tokens=1M", "report.tolerance=0.1"])
-    assert options.study.base[-1] == "training.tokens=1M"
-    assert options.study.report.tolerance == 0.1
-    assert all("training.tokens=1M" in cell.arguments for cell in cells_of(options.study))
 
 
 @pytest.mark.parametrize("place", ["loop/runs", "dangling", "x" * 500, "file/runs"])
@@ -211,7 +202,10 @@ def test_the_report_needs_only_the_stored_results(clean, figures, monkeypatch, t
     file, folder = clean
     shutil.copy(folder / "results.json", tmp_path)
     assert call(monkeypatch, "--report", "--run-dir", tmp_path, report=write_report) == 0
-    assert capsys.readouterr().out.strip() == f"report: {tmp_path / 'report.html'}"
+    table, _, rest = capsys.readouterr().out.rpartition("┘\n")
+    _, verdict, written = rest.splitlines()
+    assert "rope + yarn" in table and "48" in verdict
+    assert written == f"report: {tmp_path / 'report.html'}"
     assert "rope + yarn" in (tmp_path / "report.md").read_text(encoding="utf-8")
     words = ["report.baseline=learned", "--report", "--run-dir", tmp_path]
     assert call(monkeypatch, file, *words) == 0

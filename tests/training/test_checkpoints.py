@@ -107,6 +107,14 @@ def test_weight_mismatch_names_parameters(tmp_path):
     assert torch.equal(richer.mix.weight, before)  # refused before anything was copied
 
 
+def test_weights_alone_cannot_be_restored(tmp_path):
+    state = trained(1)
+    weights = save_weights(tmp_path, 0, state.model, state={"source": "import"})
+    assert weights.step == 0 and weights.state == {"source": "import"}
+    with pytest.raises(TrainingError, match="only weights"):
+        state.restore(weights)
+
+
 def flip(file, place):
     content = bytearray(file.read_bytes())
     content[place] ^= 1

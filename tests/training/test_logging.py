@@ -222,16 +222,6 @@ def test_live_view_shows_metrics(width, capsys):
     assert lines[1] == "held-out NLL by length: the same 2,048 targets of 32 documents"
 
 
-def test_unknown_values_are_omitted():
-    text = drawn(new_view())
-    assert "waiting for the first step" in text
-    assert not any(word in text for word in ("held-out", "nan", "tokens/s", "left"))
-    broken = new_view()
-    broken.write(step_line(1, "nan", "inf"))
-    broken.write(validation_line(1, {"16": 2.0, "32": "nan"}))
-    assert "32: nan" in drawn(broken)
-
-
 # Output of scripts
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from errors import ConfigError
+from errors import ConfigError, TrainingError
 from model import ModelError
 from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run_settings import RunSettings
@@ -62,6 +62,18 @@ def test_invalid_overrides_name_valid_settings(scheme):
         assert {f"model.position.{name}" for name in listed.split(", ")} == valid
         reason = why(refused.value)
         assert "legal for" not in reason and key.rpartition(".")[2] in reason
+
+
+def test_overrides_outside_the_positional_scheme_or_its_sizes():
+    for word, message in (
+        ("training.optimizer.lr=1.0", "training.optimizer.lr cannot be changed"),
+        ("model.position.scaling={name: longrope, long_factor: [1, 2, 3]}", "6 numbers.*got 3"),
+        ("model.position.remap={name: dual_chunk, chunk: 4}", "remap.chunk 4"),
+        ("model.position.window={offset*2}", "offset does not exist for 'rope'"),
+        ("model.position.window={window*2}", "window is not a number in training for 'rope'"),
+    ):
+        with pytest.raises((ModelError, ConfigError, TrainingError), match=message):
+            override(trained(), [word])
 
 
 def test_learned_temperature_cannot_be_removed():

@@ -93,14 +93,11 @@ def test_length_curriculum():
     ("stages", "message"),
     [
         ("{length: 12}", "train_length = 24 must be the longest of training.stages, 12"),
-        ("{length: 48}", "train_length = 24 must be the longest of training.stages, 48"),
         ("{length: 12}, {length: 24}", "training.stages.0.duration is missing"),
         ("{length: 7, duration: 5}, {length: 24}", "48 tokens is not a multiple of its length 7"),
         ("{length: 12, duration: 18}, {length: 24, duration: 3}", "use 1,008 tokens, .* = 960"),
         ("{length: 12, duration: 21}, {length: 24}", "stages.1 is shorter than one step"),
-        ("{length: 12, duration: 0.01}, {length: 24}", "stages.0 is shorter than one step"),
         ("{length: 12, duration: 8}, {length: 24, duration: 8}", "use 768 .*: set it to 768"),
-        ("{length: 12, duration: 0.5}, {length: 24, duration: 0.4}", "use 864 tokens, .* = 960"),
         ("{length: 12, duration: 2.5}, {length: 24}", "neither a share .* nor a whole number"),
         ("{length: 12, duration: 5, warmup: 3}, {length: 24}", "training.stages.0: "),
         ("{length: 12, duration: 5}, {length: 24, warmup: 16}", "stages.1.warmup = 16 steps"),
@@ -116,11 +113,8 @@ def test_invalid_sizes_are_rejected(stages, message):
     [
         ("model.position.theta=1e4", "stages.1.overrides: .*=1e4 changes nothing"),
         ("model.position.fraction=0.5", "stages.1.overrides: model.position.fraction cannot be"),
-        ("model.position={name: none}", "trained with 'rope', cannot become 'none'"),
         ("model.position.temperature={name: ssmax}", "'ssmax' is learned"),
-        ("model.position.scaling={name: drob}", "stages.1.overrides: .*did you mean drop"),
         ("model.position.scaling={name: longrope, long_factor: [2]}", "must have 16 numbers"),
-        ("model.dim=64", "stages.1.overrides: model.dim is part of the trained weights"),
         ("seed=3", "stages.1.overrides: seed cannot be changed"),
     ],
 )

@@ -10,11 +10,11 @@ from evaluation.reports.charts import (
     LengthAxis,
     difference_panel,
     dots_panel,
+    exposure_panel,
     length_panel,
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FAINT, INK, FigureText, Panel, panels
 from evaluation.results_table import ResultRow
 from tests.artists import (

@@ -163,16 +163,13 @@ def test_read_gains_are_paired_differences_over_documents(measured, tmp_path):
         control = nll.copy()
         changed = repeats.distance <= bucket["length"]
         control[changed] = losses(bucket["method"], bucket["length"], "control").reshape(-1, 2)
-        truncated = losses("trained", 16, "repeated").reshape(-1, 2)
         assert bucket["nll"] == pytest.approx(nll[here].mean(), rel=1e-12)
         assert bucket["control_nll"] == pytest.approx(control[here].mean(), rel=1e-12)
-        for values, name in ((control - nll, "read_gain"), (truncated - nll, "gain")):
-            means = [values[here & (repeats.document == d)].mean() for d in range(7)]
-            expected = stats.t.interval(0.95, 6, np.mean(means), stats.sem(means) or 1e-300)
-            assert bucket[name] == pytest.approx(np.mean(means), abs=1e-12)
-            assert (bucket[f"{name}_low"], bucket[f"{name}_high"]) == pytest.approx(
-                expected, abs=1e-12
-            )
+        of = [here & (repeats.document == document) for document in range(7)]
+        means = [(control - nll)[group].mean() for group in of]
+        ends = stats.t.interval(0.95, 6, np.mean(means), stats.sem(means) or 1e-300)
+        found = (bucket["read_gain"], bucket["read_gain_low"], bucket["read_gain_high"])
+        assert found == pytest.approx((np.mean(means), *ends), abs=1e-12)
     # The cells of all targets are those of an evaluation without repeated text.
     plain = measured(by_tokens, methods=("trained", "window"), targets_by=None)
     assert {cell.file for cell in plain.cells()} < {cell.file for cell in session.cells()}

@@ -13,13 +13,11 @@ import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
 from data.generated import generated
-from data.sampling.item_batches import SymbolItems, place_items
+from data.sampling.item_batches import place_items
 from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
-from data.tasks.strings import CopyTask
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
 from evaluation.tasks.item_scoring import answer_items, by_item
-from evaluation.tasks.item_session import DrawnLength
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, Transformer
@@ -123,12 +121,6 @@ def test_padding_and_batch_change_nothing(task, scheme):
     rows, placed = rows_of(data.items("validation", 3))
     nll, _ = answer_items(model, rows, placed, length=items.width, batch=40)
     assert mean == pytest.approx(nll.mean()) and count == len(nll)
-
-
-def test_chance_of_long_answers_is_zero():
-    items = SymbolItems(CopyTask(), (90, 90), purpose="evaluation", seed=0, bos=True)
-    rows, placed = rows_of(items, 3)
-    assert DrawnLength(90, 90, rows, placed).chance(150) == pytest.approx(150.0**-90)
 
 
 def test_positions_are_drawn_once_or_for_each_item():
