@@ -1,7 +1,5 @@
 """Read a figure back from its artists: lines, bars, levels, labels and overlapping text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import combinations
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Settings of the test suite: one thread, quiet third-party libraries, reproducible fuzzing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -42,3 +40,13 @@ def _process_state():
     and keep subnormal numbers, which the scripts flush in their own process."""
     torch.manual_seed(0)
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing is compiled yet: the number of graphs of one function is limited."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

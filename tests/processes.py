@@ -1,8 +1,6 @@
 """Processes of tests: forks of this process, and scripts run in forks that have already imported
 them."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import multiprocessing.forkserver

@@ -1,13 +1,6 @@
 """Code rules that a syntax tree can show: allowed imports between packages, and forbidden
 constructs.
-
-Import order within `model`: attention.mask ← kernels and their fast forms ← position.base ← schemes
-    ←
-registry ← settings ← cache ← attention.sharding ← attention.softmax ← mixers ← block ←
-transformer ← decoding; the other packages are above it.
 """
-
-from __future__ import annotations
 
 import ast
 import re
@@ -17,19 +10,6 @@ from pathlib import Path
 from tests.gpu_path.common import PATCHED
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {
-    "model",
-    "data",
-    "training",
-    "evaluation",
-    "interop",
-    "studies",
-    "generation",
-    "settings",
-    "run_directory",
-    "scripts",
-    "tests",
-}
 # What each package may import of the others. Top-level scripts and tests may import any of them,
 # and all may import errors.py.
 MAY_IMPORT = {
@@ -51,52 +31,46 @@ MAY_IMPORT = {
     },
     "studies": {"settings", "model", "data", "training", "evaluation", "run_directory"},
 }
-# Lower may be imported by higher; equal ranks by each other. A file of model/position not named is
-# a scheme.
+PACKAGES = {*MAY_IMPORT, "scripts", "tests"}
+# Modules of the model, one level a line: higher levels import lower ones. SCHEMES are all other files
+# of model/position.
+LEVELS = """
+model.token_positions model.attention model.fast model.attention.weights model.mixers
+model.loss model.attention.mask
+model.fast.biased model.fast.single_query model.attention.flex model.attention.explicit
+model.attention.sdpa
+model.attention.kernels model.position.table
+model.position.temperature
+model.position.base
+SCHEMES
+model.position.registry
+model.position
+model.cache model.mixers.recurrence
+model.fast.fla
+model.attention.sharding
+model.mixers.layer_state
+model.mixers.base
+model.attention.softmax
+model.mixers.linear
+model.mixers.short_convolution
+model.mixers.recurrent
+model.mixers.latent
+model.mixers.registry
+model.model_settings
+model.carried_state model.block
+model.fast.joined_weights
+model.transformer
+model.fast.packed model.static_cache model.cuda_graph
+model.fast.prepared
+model.decoding
+model
+"""
 RANKS = {
-    "model.token_positions": 0,
-    "model.loss": 1,
-    "model.attention": 0,
-    "model.fast": 0,
-    "model.attention.weights": 0,
-    "model.attention.mask": 1,
-    "model.fast.biased": 1.5,
-    "model.fast.single_query": 1.5,
-    "model.fast.fla": 8.05,
-    "model.attention.flex": 1.5,
-    "model.attention.explicit": 1.5,
-    "model.attention.sdpa": 1.6,
-    "model.attention.kernels": 2,
-    "model.position.table": 2,
-    "model.position.temperature": 3,
-    "model.position.base": 4,
-    "model.position.registry": 6,
-    "model.position": 7,
-    "model.cache": 8,
-    "model.attention.sharding": 8.1,
-    "model.mixers": 0,
-    "model.mixers.base": 8.2,
-    "model.mixers.recurrence": 8,
-    "model.attention.softmax": 9,
-    "model.mixers.linear": 10,
-    "model.mixers.layer_state": 8.15,
-    "model.mixers.recurrent": 10.1,
-    "model.mixers.latent": 10.2,
-    "model.mixers.short_convolution": 10.05,
-    "model.mixers.registry": 11,
-    "model.model_settings": 12,
-    "model.carried_state": 13,
-    "model.block": 13,
-    "model.fast.joined_weights": 14,
-    "model.transformer": 15,
-    "model.fast.packed": 16,
-    "model.fast.prepared": 17,
-    "model.static_cache": 16,
-    "model.cuda_graph": 16,
-    "model.decoding": 18,
-    "model": 19,
+    module: level
+    for level, line in enumerate(LEVELS.strip().splitlines())
+    for module in line.split()
 }
-SCHEME = 5
+SCHEME = RANKS["SCHEMES"]
 
 
 def sources() -> list[Path]:
@@ -107,20 +81,16 @@ def sources() -> list[Path]:
 
 def texts() -> list[Path]:
     """Every file that people read: code, settings, documents."""
-    more = [
-        f
-        for pattern in (
-            "*.md",
-            "*.toml",
-            "*.txt",
-            "configs/**/*.yaml",
-            "docs/**/*.md",
-            "scripts/*",
-            ".ci/*",
-        )
-        for f in ROOT.glob(pattern)
-        if f.is_file()
+    patterns = [
+        "*.md",
+        "*.toml",
+        "*.txt",
+        "configs/**/*.yaml",
+        "docs/**/*.md",
+        "scripts/*",
+        ".ci/*",
     ]
+    more = [file for pattern in patterns for file in ROOT.glob(pattern) if file.is_file()]
     return sorted({*sources(), *more})
 
 
@@ -174,7 +144,8 @@ def arrows(path: Path) -> list[tuple[int, str]]:
 
 
 def rank(module: str) -> int:
-    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 15)
+    is_scheme = module.startswith("model.position.")
+    return RANKS.get(module, SCHEME if is_scheme else RANKS["model.transformer"])
 
 
 def test_package_imports_follow_the_layers():
@@ -310,42 +281,6 @@ def test_no_todo_comments():
         and "NotImplemented" in ast.unparse(node.exc)
     ]
     assert stubs == []
-
-
-def test_syntax_tree_helpers():
-    """The rules above hold nothing if the walk misses an import."""
-    code = (
-        "import a.b\nfrom model.attention import kernels\nfrom model import Cache\nfrom . import "
-        "registry\nfrom .base import Span\ntry:\n    import c\nexcept ImportError:\n    pass\nif "
-        "TYPE_CHECKING:\n    import unseen\ndef f():\n    def g():\n        from data import "
-        "prepare\n"
-    )
-    found = {name for _, name in imports(ast.parse(code), "model.position.table", package=False)}
-    assert found == {
-        "a.b",
-        "model.attention.kernels",
-        "model",
-        "model.position.registry",
-        "model.position.base",
-        "c",
-        "data",
-    }
-    found = {
-        name
-        for _, name in imports(ast.parse("from .base import Span"), "model.position", package=True)
-    }
-    assert found == {"model.position.base"}
-    assert (
-        rank("model.position.schemes.rope") == rank("model.position.schemes.a_new_scheme") == SCHEME
-    )
-    for bad in ("torch.load(f)", "np.load(f, allow_pickle=True)", "yaml.load(f)"):
-        assert may_unpickle(ast.parse(bad, mode="eval").body), bad
-    assert not may_unpickle(ast.parse("torch.load(f, weights_only=True)", mode="eval").body)
-    work = "/wo" + "rk/x"
-    assert MACHINE_PATH.search(f"see {work}")
-    assert not any(
-        MACHINE_PATH.search(before + work) for before in ("runs", "~", "." * 2, "$" + "HOME")
-    )
 
 
 def test_the_pinned_torch_is_the_one_whose_internals_tests_patch():

@@ -26,10 +26,6 @@ class ModularAdditionTask(CoupledTask):
         return self
 
     @property
-    def alphabet(self):
-        return [*map(str, range(self.modulus)), EQUALS]
-
-    @property
     def choices(self):
         return self.modulus
 

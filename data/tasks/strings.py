@@ -32,10 +32,6 @@ class CopyTask(CoupledTask):
         return self
 
     @property
-    def alphabet(self):
-        return [*map(str, range(self.symbols)), EQUALS]
-
-    @property
     def choices(self):
         return self.symbols
 
@@ -98,10 +94,6 @@ class MajorityTask(SymbolTask):
         "probabilities, so that all counts of the symbols are equally likely",
     )
     interleaved: int = setting(1, "number of strings; symbols alternate among them", ge=1)
-
-    @property
-    def alphabet(self):
-        return [*map(str, range(self.symbols)), EQUALS]
 
     @property
     def choices(self):

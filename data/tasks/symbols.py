@@ -41,9 +41,9 @@ class SymbolTask(StrictSettings):
     name: str
 
     @property
-    @abstractmethod
     def alphabet(self) -> list[str]:
         """Every symbol that items may contain, besides `<begin>` and `<end>`."""
+        return [*map(str, range(self.choices)), EQUALS]
 
     @property
     @abstractmethod

@@ -133,7 +133,8 @@ def main() -> None:
         write_table(
             args.out / f"{name}.csv", [dict(zip(drawn.columns, row, strict=True)) for row in rows]
         )
-        console.info(str(save(drawn.figure, args.out, name, args.dpi)))
+        drawn.figure.set_dpi(args.dpi)
+        console.info(str(save(drawn.figure, args.out, name)))
 
 
 if __name__ == "__main__":

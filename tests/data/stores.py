@@ -1,13 +1,15 @@
 """Token stores whose tokens tell where they came from."""
 
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from data import TokenStore
-from data.sampling.batches import PLAIN, BatchSampler
+from data.sampling.batches import PLAIN, Batch, BatchSampler
 from data.sampling.positions import PACKINGS, PlainPositions, PositionDraws, PositionedTokens
 from data.sampling.segments import Segment
 from data.store import EncodedDocument, write_manifest, write_shard
@@ -53,6 +55,18 @@ def sampler(
     return BatchSampler(
         store, plan, packing=packing, seed=seed, positions=positions, is_carried=is_carried
     )
+
+
+def check_ranks(batch_of: Callable[[int, int], Batch], whole: Batch, worlds: Sequence[int]) -> None:
+    """The rows of all ranks, batch_of(rank, world), are those of the whole batch; rank 0 hashes
+    it."""
+    for world in worlds:
+        parts = [batch_of(rank, world) for rank in range(world)]
+        for name in ("tokens", "targets", "document", "position"):
+            own = [getattr(part, name).expand(part.tokens.shape) for part in (*parts, whole)]
+            assert torch.equal(torch.cat(own[:-1]), own[-1])
+        assert {(part.n_targets, part.epoch) for part in parts} == {(whole.n_targets, whole.epoch)}
+        assert [part.hash for part in parts] == [whole.hash] + [""] * (world - 1)
 
 
 def place(

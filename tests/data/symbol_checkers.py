@@ -49,32 +49,25 @@ def partial_sums(task, problem):
 
 def sum_of(task, problem):
     text = " ".join(problem)
+    numbers = [re.sub(r"i\d+ ", "", number).split() for number in text.split(" + ")]
+    size = len(numbers[0])
+    is_reversed = task.order == "reversed"
+    x, y = (int("".join(digits[::-1] if is_reversed else digits)) for digits in numbers)
+    answer = list(str(x + y).zfill(size + 1))
     if task.hints:
-        before = dict.fromkeys(text.split()[:: 2 if task.order == "reversed" else -2])
-        text = re.sub(r"i\d+ ", "", text)
-    a, b = (number.split() for number in text.split(" + "))
-    step = -1 if task.order == "reversed" else 1
-    total = int("".join(a[::step])) + int("".join(b[::step]))
-    digits = list(str(total).zfill(len(a) + 1))
-    if task.hints:
-        hints = sorted({h for h in problem if h[0] == "i"}, key=lambda h: int(h[1:]))
-        assert len(before)
-        assert len(hints) == len(a)
-        hints.append(f"i{int(hints[-1][1:]) + 1}")  # of the leading digit
-        digits = " ".join(f"{h} {d}" for h, d in zip(hints[::-1], digits, strict=True)).split(" ")
-        pairs = [digits[i : i + 2] for i in range(0, len(digits), 2)]
-        ordered = pairs if task.order == "plain" else pairs[::-1]
-        return [symbol for pair in ordered for symbol in pair]
-    written = digits if task.order == "plain" else digits[::-1]
+        hints = re.findall(r"i\d+", text)
+        first = min(int(hint[1:]) for hint in hints)
+        own = [f"i{first + k}" for k in range(size)]  # of the last digit, and so on
+        assert hints == 2 * (own if is_reversed else own[::-1])
+        answer = [f"i{first + size - n} {digit}" for n, digit in enumerate(answer)]
+    written = " ".join(answer if task.order == "plain" else answer[::-1]).split()
     if not task.scratchpad:
         return written
-    rows = []
-    for k in range(1, len(a) + 1):
-        x, y = (int("".join(n[::step][-k:])) for n in (a, b))
-        low = [int("".join(n[::step][-k + 1 :])) if k > 1 else 0 for n in (a, b)]
-        carry = sum(low) // 10 ** (k - 1)
-        rows += [carry, x // 10 ** (k - 1), y // 10 ** (k - 1), (x + y) // 10 ** (k - 1) % 10]
-    return [*map(str, rows), ":", *written]
+    columns = []
+    for place in (10**k for k in range(size)):
+        carry = (x % place + y % place) // place
+        columns += [carry, x // place % 10, y // place % 10, (x + y) // place % 10]
+    return [*map(str, columns), ":", *written]
 
 
 def closed(task, problem):
@@ -148,17 +141,19 @@ def check_indexing(task, item):
     assert item.is_answer == [False] * len(string) + scored * task.queries
 
 
+WHOLE = {
+    "counting": check_counting,
+    "flip_flop": check_flip_flop,
+    "associative_recall": check_recall,
+    "indirect_indexing": check_indexing,
+}
+
+
 def check(task, item: SymbolItem) -> None:
     """Assert that an item's answers are right, and that exactly they are marked."""
-    if task.name in CHECKERS:
-        problem, answer = split(item)
-        assert answer == CHECKERS[task.name](task, problem)
-        assert item.is_answer == [False] * (len(problem) + 1) + [True] * (len(answer) + 1)
-    else:
-        others = {
-            "counting": check_counting,
-            "flip_flop": check_flip_flop,
-            "associative_recall": check_recall,
-            "indirect_indexing": check_indexing,
-        }
-        others[task.name](task, item)
+    if task.name in WHOLE:
+        WHOLE[task.name](task, item)
+        return
+    problem, answer = split(item)
+    assert answer == CHECKERS[task.name](task, problem)
+    assert item.is_answer == [False] * (len(problem) + 1) + [True] * (len(answer) + 1)

@@ -113,11 +113,8 @@ def test_long_runs_are_estimated_from_sampled_steps(store, monkeypatch):
     assert (sampled.steps, sampled.tokens) == (steps, whole.tokens)
     for key, value in vars(sampled).items():  # at checkpoints or at the end alone: the same
         assert np.array_equal(value, vars(in_parts[-1])[key])
-    # 4 tokens or more at each of 30 positions a step: scaled counts are off by less than five
-    # sigma.
     sigma = np.sqrt(whole.positions * steps / sampled.counted)
     assert (np.abs(sampled.positions - whole.positions) < 5 * sigma + 1).all()
-    assert abs(sampled.positions.sum() / whole.positions.sum() - 1) < 0.01
     assert np.abs(sampled.distances - whole.distances).max() < 0.2 * whole.distances.max()
 
 

@@ -44,7 +44,7 @@ def test_prepared_text_round_trips(settings, corpus, monkeypatch):
     console = Listener()
     prepared = prepare(settings, console, workers=1)
     tokenizer = prepared.tokenizer
-    names = []
+    assert len({*prepared.train.names, *prepared.valid.names}) == 37
     for store in (prepared.train, prepared.valid):
         assert len(store.manifest["shards"]) > 2  # else resuming would not be tested below
         for i, name in enumerate(store.names):
@@ -54,15 +54,13 @@ def test_prepared_text_round_trips(settings, corpus, monkeypatch):
             assert ids[-1] == tokenizer.eos_id
             assert tokenizer.decode(ids.tolist()).encode() == text
             assert tokenizer.token_bytes[ids].sum() == len(text) == store.bytes[i]
-        names += store.names
-    assert len(set(names)) == 37
     assert prepared.valid.n_documents == round(0.2 * 37)
     summary = prepared.summary
     assert summary["bytes_read"] == prepared.train.bytes.sum() + prepared.valid.bytes.sum()
-    for split, store in (("train", prepared.train), ("valid", prepared.valid)):
-        assert summary[split]["tokens"] == store.n_tokens
-        assert summary[split]["bytes"] == store.bytes.sum()
-        assert summary[split]["documents_at_least"]["512"] == (store.lengths >= 512).sum()
+    assert summary["train"]["tokens"] == prepared.train.n_tokens
+    assert summary["valid"]["bytes"] == prepared.valid.bytes.sum()
+    long = (prepared.train.lengths >= 512).sum()
+    assert summary["train"]["documents_at_least"]["512"] == long
     assert summary["lossy_documents"] == 0
     assert console.tables
     # A second call changes nothing.
@@ -245,8 +243,7 @@ def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_p
     assert prepared.train.n_documents == 37
     assert not {"copy.txt", "part.txt"} & set(prepared.train.names)
     figures = prepared.summary["near_duplicates"]
-    assert figures["documents"] == 2
-    assert figures["shingles_remaining"] == 0
+    assert (figures["documents"], figures["shingles_remaining"]) == (2, 0)
     sizes = [sum(path.stat().st_size for path in own) for own in (copies, corpus.rglob("*.txt"))]
     assert figures["share_of_bytes"] == pytest.approx(sizes[0] / sizes[1])
     off = prepare(changed(settings, valid_source=source, duplicate_threshold=2), workers=1)

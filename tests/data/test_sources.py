@@ -174,10 +174,8 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
 def test_standard_library_source():
     source = open_source(StdlibSource())
     names = source.files
-    assert names == sorted(names)
-    assert {"argparse.py", "json/decoder.py"} <= set(names)
+    assert names == sorted(names) and {"argparse.py", "json/decoder.py"} <= set(names)
     folders = {folder for name in names for folder in name.split("/")[:-1]}
     assert not {"site-packages", "encodings", "pydoc_data", "__pycache__"} & folders
     document = next(source.documents(names.index("argparse.py")))
-    assert document.name == "argparse.py"
-    assert document.text
+    assert document.name == "argparse.py" and document.text

@@ -18,42 +18,26 @@ TEXT = (
 )
 
 
-def solved_pairs(prompt: str, pattern: str) -> dict[str, str]:
-    """The last word of each statement, by its name."""
-    return dict(re.findall(pattern, prompt))
-
-
-def solve_passkey(prompt):
-    facts = solved_pairs(prompt, r"\nKey (\w+) (\d+)\.\n")
-    return f" {facts[prompt.rsplit(' ', 1)[1]]}.\n", [f" {value}.\n" for value in facts.values()]
-
-
-def solve_needle(prompt):
-    facts = solved_pairs(prompt, r"\n(\w+) hid it in the (\w+)\.\n")
-    asked = prompt.rsplit("\n", 1)[1].split()[0]
-    return f" {facts[asked]}.\n", [f" {value}.\n" for value in facts.values()]
-
-
-def solve_variables(prompt):
-    values = {}
-    for name, right in re.findall(r"\n(\w\d) = (\w+)\n", prompt):
-        values[name] = values.get(right, right)  # a link must come after what it points to
-    asked = prompt.rsplit("\n", 1)[1].removesuffix(" =")
-    return f" {values[asked]}\n", [f" {value}\n" for value in values.values()]
-
-
-def solve_recall(prompt):
-    lines = prompt.split("\n")
-    pairs = dict(line.split() for line in lines[:-1])
-    return f" {pairs[lines[-1]]}\n", [f" {value}\n" for value in pairs.values()]
-
-
-SOLVERS = {
-    "passkey": solve_passkey,
-    "needle": solve_needle,
-    "variables": solve_variables,
-    "recall": solve_recall,
+# Statements of a task: a name and its value.
+STATEMENTS = {
+    "passkey": r"\nKey (\w+) (\d+)\.\n",
+    "needle": r"\n(\w+) hid it in the (\w+)\.\n",
+    "variables": r"\n(\w\d) = (\w+)\n",
+    "recall": r"(?:^|\n)(\w\w) (\d+)(?=\n)",
 }
+
+
+def solve(name: str, prompt: str) -> tuple[str, set[str]]:
+    """The answer, and all values."""
+    end = "\n" if name in ("variables", "recall") else ".\n"
+    values = {}
+    for key, value in re.findall(STATEMENTS[name], prompt):
+        values[key] = values.get(value, value)  # a link must come after what it points to
+    question = prompt.rpartition("\n")[2].removesuffix(" =").split()
+    asked = question[0] if name == "needle" else question[-1]
+    return f" {values[asked]}{end}", {f" {value}{end}" for value in values.values()}
+
+
 TASKS = [
     PasskeyTask(keys=4, digits=4),
     NeedleTask(),
@@ -66,13 +50,8 @@ TASKS = [
 
 @pytest.fixture(scope="module")
 def subwords():
-    lines = [
-        TEXT,
-        "Key heron 48213.\n" * 30,
-        "owl hid it in the attic.\n" * 30,
-        "ab 42\n" * 30,
-    ]
-    return train_sentencepiece(SentencePieceSettings(vocab_size=320), lines)
+    facts = "Key heron 48213.\nowl hid it in the attic.\nab 42\n" * 30
+    return train_sentencepiece(SentencePieceSettings(vocab_size=320), [TEXT, facts])
 
 
 @pytest.fixture(params=["bytes", "subwords"])
@@ -100,13 +79,11 @@ def test_reference_solver_agrees(task, tokenizer):
             item = item_of(index, length, index / 11)
             prompt = tokenizer.decode(item.prompt)
             answer = tokenizer.decode(item.answer)
-            right, rivals = SOLVERS[task.name](prompt)
+            right, rivals = solve(task.name, prompt)
             others = [tokenizer.decode(other) for other in item.others]
             assert answer == right
-            assert others
-            assert right not in others
-            assert len(set(others)) == len(others)
-            assert set(others) <= set(rivals)
+            assert others and len(set(others)) == len(others)
+            assert set(others) <= rivals - {right}
             assert {len(other) for other in item.others} == {len(item.answer)}
             size = len(item.prompt) + len(item.answer)
             assert length - 20 < size <= length if task.name == "recall" else size == length

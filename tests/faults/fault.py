@@ -1,8 +1,6 @@
 """One row of the fault table: what is broken, the command that meets it, and the expected
 output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

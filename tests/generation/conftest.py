@@ -1,14 +1,12 @@
 """Small tokenizers trained on the fly, and a run directory."""
 
-import io
-
 import pytest
-import sentencepiece
 
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from tests.byte_runs import byte_run
+from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
 TEXT = [
     "the cat sat on the mat",
@@ -19,24 +17,6 @@ TEXT = [
 ]
 
 
-def sentencepiece_tokenizer(dummy_prefix: bool) -> SentencePieceTokenizer:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT * 4),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=310,
-        byte_fallback=True,
-        character_coverage=0.98,
-        hard_vocab_limit=False,
-        add_dummy_prefix=dummy_prefix,
-        remove_extra_whitespaces=False,
-        normalization_rule_name="identity",
-        minloglevel=2,
-    )
-    return SentencePieceTokenizer(model.getvalue())
-
-
 @pytest.fixture(
     scope="session", params=["bytes", "byte-level BPE", "sentencepiece", "foreign sentencepiece"]
 )
@@ -45,7 +25,9 @@ def tokenizer(request):
         return ByteTokenizer()
     if request.param == "byte-level BPE":  # with parts of characters in one token
         return train_tokenizer(HuggingFaceSettings(vocab_size=310), list(TEXT * 4))
-    return sentencepiece_tokenizer(dummy_prefix=request.param.startswith("foreign"))
+    options = {"character_coverage": 0.98, "add_dummy_prefix": request.param.startswith("foreign")}
+    model = sentencepiece_model(TEXT * 4, 310, **LOSSLESS_BPE, **options)
+    return SentencePieceTokenizer(model)
 
 
 @pytest.fixture(scope="session")

@@ -14,47 +14,40 @@ P = {3: 0.40, 0: 0.30, 4: 0.15, 1: 0.10, 2: 0.05}
 LOGITS = torch.tensor([[math.log(P[i]) for i in range(5)]], dtype=torch.float64)
 
 
-def left(sampling: SamplingParams, logits: torch.Tensor = LOGITS) -> dict[int, float]:
-    """Probability of each token that is left."""
-    p = sampling.probabilities(logits)[0]
-    return {i: float(x / p.sum()) for i, x in enumerate(p) if x > 0}
+ONE = {3: 1.0}
+TWO = {3: 4 / 7, 0: 3 / 7}
+THREE = {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}
 
 
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
-        (SamplingParams(temperature=1), P),
+        ({}, P),
         # p^(1/2), over their sum 2.10731: 0.63246, 0.54772, 0.38730, 0.31623, 0.22361
-        (
-            SamplingParams(temperature=2),
-            {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611},
-        ),
-        (SamplingParams(temperature=1, top_k=2), {3: 4 / 7, 0: 3 / 7}),
-        (SamplingParams(temperature=1, top_k=99), P),
+        ({"temperature": 2}, {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611}),
+        ({"top_k": 2}, TWO),
+        ({"top_k": 99}, P),
         # 0.40 < 0.6 ≤ 0.40 + 0.30: two stay. At 0.71 a third is needed.
-        (SamplingParams(temperature=1, top_p=0.6), {3: 4 / 7, 0: 3 / 7}),
-        (
-            SamplingParams(temperature=1, top_p=0.71),
-            {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85},
-        ),
-        (SamplingParams(temperature=1, top_p=1e-9), {3: 1.0}),
+        ({"top_p": 0.6}, TWO),
+        ({"top_p": 0.71}, THREE),
+        ({"top_p": 1e-9}, ONE),
         # 0.3 · 0.40 = 0.12: those of 0.10 and 0.05 fall.
-        (
-            SamplingParams(temperature=1, min_p=0.3),
-            {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85},
-        ),
-        (SamplingParams(temperature=1, min_p=1.0), {3: 1.0}),
+        ({"min_p": 0.3}, THREE),
+        ({"min_p": 1.0}, ONE),
         # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is
         # not.
-        (SamplingParams(temperature=1, top_k=3, top_p=0.45), {3: 1.0}),
-        (SamplingParams(temperature=1, top_p=0.45), {3: 4 / 7, 0: 3 / 7}),
+        ({"top_k": 3, "top_p": 0.45}, ONE),
+        ({"top_p": 0.45}, TWO),
         # Temperature before top_p: at 1/2 the squares 0.16, 0.09, 0.0225, 0.01, 0.0025 sum to
         # 0.285.
-        (SamplingParams(temperature=0.5, top_p=0.55), {3: 1.0}),
+        ({"temperature": 0.5, "top_p": 0.55}, ONE),
     ],
 )
 def test_filters_by_hand(sampling, expected):
-    assert left(sampling) == pytest.approx(expected, abs=1e-5)
+    """The probability of each token that is left."""
+    p = SamplingParams(**{"temperature": 1} | sampling).probabilities(LOGITS)[0]
+    left = {i: float(x / p.sum()) for i, x in enumerate(p) if x > 0}
+    assert left == pytest.approx(expected, abs=1e-5)
 
 
 def test_repetition_penalty_by_hand():
@@ -64,11 +57,10 @@ def test_repetition_penalty_by_hand():
     assert got.tolist() == [[1.0, -2.0, 3.0, -4.0]]
     # It applies before the choice, greedy included: 2.0 falls behind 1.5 when divided by 1.6.
     close = torch.tensor([[2.0, 1.5, 0.0, -1.0]])
-    assert SamplingParams(temperature=0).choose(close, seen, None).tolist() == [0]
     seen = torch.tensor([[True, False, False, False]])
-    assert SamplingParams(repetition_penalty=1.6, temperature=0).choose(
-        close, seen, None
-    ).tolist() == [1]
+    for penalty, token in ((1.0, 0), (1.6, 1)):
+        sampling = SamplingParams(repetition_penalty=penalty, temperature=0)
+        assert sampling.choose(close, seen, None).tolist() == [token]
 
 
 @pytest.mark.parametrize(
@@ -85,19 +77,19 @@ def test_sampling_uses_cumulative_probability(sampling):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "values"),
     [
-        *({"temperature": value} for value in (-0.1, math.nan, math.inf)),
-        {"top_k": 0},
-        *({"top_p": value} for value in (0.0, 1.01)),
-        *({"min_p": value} for value in (-0.1, 1.5)),
-        *({"repetition_penalty": value} for value in (0.0, math.inf)),
+        ("temperature", [-0.1, math.nan, math.inf]),
+        ("top_k", [0]),
+        ("top_p", [0.0, 1.01]),
+        ("min_p", [-0.1, 1.5]),
+        ("repetition_penalty", [0.0, math.inf]),
     ],
 )
-def test_out_of_range_settings_are_named(wrong):
-    ((name, value),) = wrong.items()
-    with pytest.raises(ModelError, match=f"{name} must be .*got {value}"):
-        SamplingParams(**wrong)
+def test_out_of_range_settings_are_named(name, values):
+    for value in values:
+        with pytest.raises(ModelError, match=f"{name} must be .*got {value}"):
+            SamplingParams(**{name: value})
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95])
@@ -109,18 +101,12 @@ def test_top_p_matches_full_sort(top_p):
         [[6.0], [0.1]]
     )
     got = SamplingParams(temperature=1, top_p=top_p).probabilities(logits) > 0
-    sizes = []
     for row, kept in zip(logits.softmax(-1), got, strict=True):
-        order = row.argsort(descending=True)
-        total = 0.0
-        nucleus = set()
-        for i in order.tolist():
-            if total >= top_p:
-                break
-            nucleus.add(i)
-            total += row[i].item()
-        assert set(kept.nonzero()[:, 0].tolist()) == nucleus
-        sizes.append(len(nucleus))
+        values, order = row.sort(descending=True)
+        before = values.cumsum(0) - values
+        nucleus = order[before < top_p]
+        assert set(kept.nonzero()[:, 0].tolist()) == set(nucleus.tolist())
+    sizes = got.sum(-1).tolist()
     assert sizes[0] < 512 and (sizes[1] > 512) == (top_p > 0.1)
     assert torch.equal(
         SamplingParams(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0]

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import signal
 import sys
 
@@ -58,30 +57,6 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
     assert process.wait(60) == 130
     assert started.startswith(b"abc") and rest.endswith(b"\n")
     assert "interrupted" in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["--top-p", "1.5"], "top_p .*1.5"),
-        (["--greedy", "--temperature", "0.5"], "--temperature.*--greedy"),
-        (["--samples", "0"], "--samples"),
-        (["--stop", ""], "--stop"),
-        (["position=3"], "position"),
-        (["--file", "absent.txt"], "absent.txt"),
-        (["model.position.name=alibi"], "rope"),
-    ],
-)
-def test_invalid_arguments_raise_one_error(run, overrides, message, monkeypatch, capsys):
-    code, _, err = _called([run, "--prompt", "a", *overrides], monkeypatch, capsys)
-    assert code == 2 and err.startswith("error: ") and re.search(message, err)
-
-
-def test_time_of_a_long_generation_is_estimated(run, monkeypatch, capsys):
-    for longest, is_printed in ((0, True), (1e9, False)):
-        monkeypatch.setattr(generate, "LONG", longest)
-        arguments = [run, "--prompt", "a", "--tokens", "40", "--greedy"]
-        assert ("in all" in _called(arguments, monkeypatch, capsys)[2]) == is_printed
 
 
 def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):

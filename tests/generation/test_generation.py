@@ -10,75 +10,21 @@ from data.tokenizers import ByteTokenizer
 from generation.decoding import Generation
 from generation.samples import make_samples
 from generation.sampling import SamplingParams
-from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
-from model.model_settings import without_pattern_scheme
+from model import ModelError, TokenPositions, Transformer
+from tests.model.zoo import CASES, build, each_mechanism
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=1.3, top_p=0.95)
 RAGGED = [[5, 17, 3, 22, 9, 1, 30], [8], [11, 2, 28, 6]]
 NEW = 13
-
-POSITIONS = {
-    **{name: {"name": name} for name in SCHEMES},
-    **{f"{name} window": {"name": name, "window": 6} for name in SCHEMES},
-    # Unscaled integers drown the tokens: every row would repeat one.
-    "integer": {"name": "integer", "scale": 0.05},
-    "integer window": {"name": "integer", "scale": 0.05, "window": 6},
-    "unit interval current": {"name": "unit_interval", "denominator": "current"},
-    "learned interpolate": {"name": "learned", "max_length": 9, "extend": "interpolate"},
-    "rope interleaved partial": {"name": "rope", "layout": "interleaved", "fraction": 0.5},
-    **{
-        f"rope {rule} auto": {"name": "rope", "scaling": {"name": rule, "factor": "auto"}}
-        for rule in ("linear", "ntk", "yarn", "llama3")
-    },
-    "pattern": {
-        "name": "pattern",
-        "layers": ["near", "far", "near"],
-        "kinds": {"near": {"name": "rope", "window": 5}, "far": {"name": "none"}},
-    },
-    "pattern of biases": {
-        "name": "pattern",
-        "layers": ["a", "b"],
-        "kinds": {
-            "a": {"name": "alibi"},
-            "b": {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
-        },
-    },
-}
+# Large numbers, under which every row repeats one token.
+DROWNED = {"integer", "integer-window"}
 
 
-# One for each way in which a scheme acts on attention or on the cache.
-QUICK = (
-    "rope",
-    "rope yarn auto",
-    "rope window",
-    "learned",
-    "alibi",
-    "fox",
-    "fire window",
-    "cope",
-    "path",
-    "shaw",
-    "pattern",
-    "pattern of biases",
-)
-
-
-def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transformer:
-    """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what
-    is asked of it, unless its table would end."""
-    sizes = {"dim": 20, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn_dim": 28}
-    settings = ModelSettings(**without_pattern_scheme({**sizes, "position": position}))
-    model = Transformer(settings, 31, train_length)
-    if model.limit is not None and train_length == 9:
-        return tiny(position, 40, dtype)
-    model.initialize(1).to(dtype)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2 and not name.startswith("position"):
-                # Opinions, not a uniform guess, and context that outweighs the token itself.
-                weight.mul_({"head.weight": 60, "embed.weight": 0.5}.get(name, 2.5))
-    return model
+def tiny(case: str = "rope") -> Transformer:
+    """A model trained shorter than what is asked of it, unless its table would end."""
+    model = build(case, train=9)
+    return model if model.limit is None else build(case, train=40)
 
 
 def rows(model, prompts=RAGGED, sampling=GREEDY, tokens=NEW, **options) -> list[list[int]]:
@@ -90,21 +36,11 @@ def rows(model, prompts=RAGGED, sampling=GREEDY, tokens=NEW, **options) -> list[
     return found
 
 
-def named_cases() -> list:
-    """Every entry of POSITIONS, greedy and sampled; one of the two is quick for those of QUICK."""
-    quick = {(name, ("greedy", "sampled")[n % 2]) for n, name in enumerate(QUICK)}
-    return [
-        pytest.param(name, sampling, marks=() if (name, sampling) in quick else pytest.mark.slow)
-        for name in POSITIONS
-        for sampling in ("greedy", "sampled")
-    ]
-
-
-@pytest.mark.parametrize(("name", "kind"), named_cases())
-def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
-    model = tiny(POSITIONS[name])
+@each_mechanism(set(CASES) - DROWNED)
+def test_tokens_are_independent_of_cache_chunks_and_batch(case):
+    model = tiny(case)
     seeds = [4, 4, 6]
-    sampling = GREEDY if kind == "greedy" else SAMPLED
+    sampling = SAMPLED
     slow = rows(model, sampling=sampling, seeds=seeds, cache=False)
     assert rows(model, sampling=sampling, seeds=seeds) == slow
     assert rows(model, sampling=sampling, seeds=seeds, prefill_chunk=3) == slow
@@ -119,15 +55,13 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
     logits.sum().backward()  # tables first built while generating
     assert all(len(row) == NEW for row in slow)
     varied = {token for row in slow for token in row}
-    assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, (
-        "too uniform to tell anything"
-    )
+    assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3  # else it could tell nothing
 
 
 def test_auto_factor_is_fixed_by_declared_length_per_row():
     """Each step equals a full pass whose declared length is prompt + tokens, not the length so
     far."""
-    model = tiny({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}})
+    model = tiny("rope-yarn-auto")
     for prompt in RAGGED:
         ids = list(prompt)
         for _ in range(NEW):
@@ -136,27 +70,19 @@ def test_auto_factor_is_fixed_by_declared_length_per_row():
                 ids.append(int(model(torch.tensor([ids]), positions)[0, -1].argmax()))
         assert rows(model, [prompt]) == [ids[len(prompt) :]]
     longer = rows(model, [RAGGED[0]], tokens=4 * NEW)[0]
-    assert longer[:NEW] != rows(model, [RAGGED[0]])[0], (
-        "the declared length had no effect: the test is blind"
-    )
+    assert longer[:NEW] != rows(model, [RAGGED[0]])[0]  # the declared length has an effect
 
 
-def test_seeds_determine_tokens_and_shorter_is_a_prefix():
-    model = tiny({"name": "rope"})
+def test_seeds_determine_tokens_and_are_zero_unless_given():
+    model = tiny()
     prompt = RAGGED[0]
     first, again, other = rows(model, [prompt] * 3, SAMPLED, tokens=40, seeds=[7, 7, 8])
     assert first == again != other
     assert rows(model, [prompt], SAMPLED, tokens=40, seeds=[7]) == [first]
     # Holds because positions do not depend on the declared length here.
     assert rows(model, [prompt], SAMPLED, tokens=11, seeds=[7]) == [first[:11]]
-
-
-def test_default_seed_is_zero_for_every_row():
-    model = tiny({"name": "rope"})
-    prompts = [RAGGED[0]] * 2
-    drawn = rows(model, prompts, SAMPLED)
-    assert drawn == rows(model, prompts, SAMPLED, seeds=[0, 0])
-    assert drawn != rows(model, prompts, SAMPLED, seeds=[1, 1])
+    drawn = rows(model, [prompt] * 2, SAMPLED)
+    assert drawn == rows(model, [prompt] * 2, SAMPLED, seeds=[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -172,15 +98,8 @@ def test_stop_string_completed_by_the_last_token_is_a_stop(text, stop, expected)
     assert sample.text == text.partition(stop)[0]
 
 
-def test_finished_row_can_become_a_stop():
-    generation = Generation(tiny({"name": "rope"}), [[1], [2]], 2, GREEDY)
-    list(generation)
-    generation.stop(1)
-    assert generation.finish == ["length", "stop"]
-
-
 def test_repetition_penalty_ignores_padding():
-    model = tiny({"name": "rope"})
+    model = tiny()
     strong = SamplingParams(temperature=0, repetition_penalty=1e9)
     found = rows(model, sampling=strong)
     with torch.no_grad():  # the slow twin: penalize by hand from full passes
@@ -197,10 +116,11 @@ def test_repetition_penalty_ignores_padding():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_eos_is_per_row(count):
-    model = tiny({"name": "rope"})
+    model = tiny()
     free = rows(model)
-    ends = [next(t for t in row[3:] if t not in free[0][:3]) for row in free[1:][:count]]
-    assert len(set(ends)) == count
+    ends: list[int] = []
+    for row in free[1 : 1 + count]:
+        ends.append(next(token for token in row[3:] if token not in (*free[0][:3], *ends)))
     at = [next((i for i, token in enumerate(row) if token in ends), None) for row in free]
     generation = Generation(model, RAGGED, NEW, GREEDY, eos_ids=ends)
     steps = list(generation)
@@ -217,8 +137,8 @@ def test_eos_is_per_row(count):
 def test_padding_of_the_vocabulary_is_not_sampled(sampling):
     """Rows of the embedding that are no ids have the largest logits; without them, nothing
     changes."""
-    small = tiny({"name": "rope"})
-    padded = Transformer(small.settings, 37, 9).to(torch.float64)
+    small = tiny()
+    padded = Transformer(small.settings, 43, 9).to(torch.float64)
     with torch.no_grad():
         for name, weight in padded.named_parameters():
             own = small.get_parameter(name)
@@ -226,17 +146,17 @@ def test_padding_of_the_vocabulary_is_not_sampled(sampling):
             if len(own) < len(weight):
                 weight[len(own) :] = 50 * own[:6]
     seeds = [3, 4, 5]
-    assert max(max(row) for row in rows(padded, sampling=sampling, seeds=seeds)) >= 31
-    assert rows(padded, sampling=sampling, seeds=seeds, vocab_size=31) == rows(
+    assert max(max(row) for row in rows(padded, sampling=sampling, seeds=seeds)) >= 37
+    assert rows(padded, sampling=sampling, seeds=seeds, vocab_size=37) == rows(
         small, sampling=sampling, seeds=seeds
     )
-    for prompts, vocab_size in (([[31]], 31), ([[1]], 38), ([[1]], 0)):
+    for prompts, vocab_size in (([[37]], 37), ([[1]], 44), ([[1]], 0)):
         with pytest.raises(ModelError):
             Generation(padded, prompts, 2, vocab_size=vocab_size)
 
 
 def test_rows_can_be_stopped():
-    generation = Generation(tiny({"name": "rope"}), RAGGED, NEW, GREEDY)
+    generation = Generation(tiny(), RAGGED, NEW, GREEDY)
     seen = []
     for new in generation:
         seen.append(new)
@@ -247,10 +167,14 @@ def test_rows_can_be_stopped():
             generation.stop(2)
     assert [sum(step[row] is not None for step in seen) for row in range(3)] == [4, 2, 4]
     assert generation.finish == ["stop"] * 3
+    generation = Generation(tiny(), [[1], [2]], 2, GREEDY)
+    list(generation)
+    generation.stop(1)  # also after its last token
+    assert generation.finish == ["length", "stop"]
 
 
 def test_learned_table_is_used_to_its_end():
-    model = tiny({"name": "learned", "max_length": 12})
+    model = build("learned", train=12)
     prompt = RAGGED[0]  # 7 tokens; the last new token is drawn and never placed
     assert len(rows(model, [prompt], tokens=6)[0]) == 6
     with pytest.raises(ModelError, match=r"prompt of 7 .*7 new.*offset \+ T = 13.*at most 6"):
@@ -264,18 +188,18 @@ def test_learned_table_is_used_to_its_end():
     [
         ([], 3, "no prompt"),
         ([[1], []], 3, "prompt 2 "),
-        ([[1, 31]], 3, "prompt 1 .*token 31.* 0 to 30"),
+        ([[1, 37]], 3, "prompt 1 .*token 37.* 0 to 36"),
         ([[-1]], 3, "token -1"),
         ([[1]], 0, "at least 1 new token"),
     ],
 )
 def test_invalid_requests_are_rejected(prompts, tokens, overrides):
     with pytest.raises(ModelError, match=overrides):
-        Generation(tiny({"name": "none"}), prompts, tokens)
+        Generation(tiny("none"), prompts, tokens)
 
 
 def test_diverged_model_raises():
-    model = tiny({"name": "none"})
+    model = tiny("none")
     with torch.no_grad():
         model.norm.weight[3] = float("nan")
     with pytest.raises(ModelError, match="not finite"):
@@ -283,7 +207,7 @@ def test_diverged_model_raises():
 
 
 def test_tables_grow_with_a_long_prompt():
-    model = tiny({"name": "rope"})
-    prompts = [[(7 * i) % 31 for i in range(n)] for n in (530, 519)]
+    model = tiny()
+    prompts = [[(7 * i) % 37 for i in range(n)] for n in (530, 519)]
     found = rows(model, prompts, tokens=3, prefill_chunk=100)
     assert found == rows(model, prompts, tokens=3, cache=False)

@@ -1,15 +1,15 @@
 """The torch release whose internals these tests patch, models for a GPU's kernels, and their
 gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_module
 
+import model.attention.kernels as kernels
 import model.attention.softmax
 from model import TokenPositions, Transformer
 from model.attention.kernels import attend
-from tests.model.zoo import CASES, build
+from tests.model.zoo import CASES, build, packed
 
 PATCHED = "2.13"
 
@@ -17,6 +17,31 @@ needs_patched_torch = pytest.mark.skipif(
     torch.__version__.split("+")[0].rsplit(".", 1)[0] != PATCHED,
     reason=f"patches internals of torch {PATCHED}; this is torch {torch.__version__}",
 )
+
+flex_tests = [
+    needs_patched_torch,
+    # Dynamo's own, while it traces the block mask and the score_mod.
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+LAYOUTS = {
+    "plain": TokenPositions.plain,
+    "ragged": lambda length: TokenPositions.left_padded([length, length - 9], length),
+    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
+}
+
+
+def choose_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are those of a GPU, and FlexAttention takes gradients on a CPU."""
+    choose = kernels.choose
+    monkeypatch.setattr(
+        kernels, "choose", lambda views, v, normalizer, device: choose(views, v, normalizer, "cuda")
+    )
+    # raises if torch renames it
+    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
 
 
 def gpu_model(case: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Transformer:
@@ -59,6 +84,6 @@ def gradients(
     nll.sum().backward()
     for hook in hooks:
         hook.remove()
-    numbers = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
-    numbers |= {f"input {n}": x.grad.clone() for n, x in enumerate(inputs) if x.grad is not None}
+    leaves = dict(net.named_parameters()) | {f"input {n}": x for n, x in enumerate(inputs)}
+    numbers = {name: x.grad.clone() for name, x in leaves.items() if x.grad is not None}
     return {"nll": nll.detach(), **numbers}, calls

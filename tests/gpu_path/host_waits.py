@@ -5,14 +5,13 @@
 Runs in a separate process, because the fake GPU's patches of torch are permanent.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -133,7 +132,7 @@ def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
     )
 
 
-def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
+def train(case: str, gpu: FakeGpu, layout: str) -> Counter | None:
     """Waits of the third step: the first ones make tables and optimizer states."""
     net = gpu_model(case)
     length = reach_of(net)
@@ -162,7 +161,7 @@ def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
     return waits
 
 
-def evaluate(case: str, chunk: int, gpu: FakeGpu) -> Counter:
+def evaluate(case: str, gpu: FakeGpu, chunk: int) -> Counter:
     """Waits of the second batch."""
     net = to_gpu(gpu_model(case))
     score = ModelScorer(net, device=CUDA, chunk=chunk)
@@ -172,7 +171,7 @@ def evaluate(case: str, chunk: int, gpu: FakeGpu) -> Counter:
     return gpu.waits.copy()
 
 
-def decode(case: str, prompts: list[list[int]], sampling: SamplingParams, gpu: FakeGpu) -> Counter:
+def decode(case: str, gpu: FakeGpu, prompts: list[list[int]], sampling: SamplingParams) -> Counter:
     """Waits of one token, the fifth."""
     net = to_gpu(gpu_model(case))
     tokens = Generation(net, prompts, 6, sampling)
@@ -186,16 +185,17 @@ def decode(case: str, prompts: list[list[int]], sampling: SamplingParams, gpu: F
 
 GREEDY = SamplingParams(temperature=0)
 NUCLEUS = SamplingParams(top_p=0.9, top_k=20, repetition_penalty=1.1)
+PROMPTS = [[1, 2, 3], [4, 5, 6]]
 ACTIVITIES = {
-    "train plain": lambda case, gpu: train(case, "plain", gpu),
-    "train packed": lambda case, gpu: train(case, "packed", gpu),
-    "train skipped": lambda case, gpu: train(case, "skipped", gpu),
-    "train real": lambda case, gpu: train(case, "real", gpu),
-    "evaluate whole": lambda case, gpu: evaluate(case, 4096, gpu),
-    "evaluate chunks": lambda case, gpu: evaluate(case, 5, gpu),
-    "decode": lambda case, gpu: decode(case, [[1, 2, 3], [4, 5, 6]], GREEDY, gpu),
-    "decode ragged": lambda case, gpu: decode(case, [[1, 2, 3], [4]], GREEDY, gpu),
-    "decode nucleus": lambda case, gpu: decode(case, [[1, 2, 3], [4, 5, 6]], NUCLEUS, gpu),
+    "train plain": partial(train, layout="plain"),
+    "train packed": partial(train, layout="packed"),
+    "train skipped": partial(train, layout="skipped"),
+    "train real": partial(train, layout="real"),
+    "evaluate whole": partial(evaluate, chunk=4096),
+    "evaluate chunks": partial(evaluate, chunk=5),
+    "decode": partial(decode, prompts=PROMPTS, sampling=GREEDY),
+    "decode ragged": partial(decode, prompts=[[1, 2, 3], [4]], sampling=GREEDY),
+    "decode nucleus": partial(decode, prompts=PROMPTS, sampling=NUCLEUS),
 }
 
 

@@ -3,8 +3,8 @@ code.
 
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
 
-prints one JSON line per case: its kernels with their atomic additions and, with `--machine-code`,
-the shared memory that they need in bytes. A case that never calls FlexAttention has no kernels.
+prints one JSON line per case: its kernels and, with `--machine-code`, the shared memory that they
+need in bytes. A case that never calls FlexAttention has no kernels.
 With `decode` as the layout, the line has the number of graphs and kernels of a decoding pass with a
 static cache. GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it
 patches in torch stays patched.
@@ -159,7 +159,6 @@ def keep_source(graph: GraphLowering):
 pretend_h100()
 patched(GraphLowering, compile_to_module=keep_source, _compile_to_module=keep_source)
 
-from dataclasses import replace
 
 import model.attention.flex as flex_kernel
 import model.attention.kernels as kernels
@@ -193,16 +192,9 @@ def block_mask(mask_mod, rows, _, queries, keys, device):
     def empty(*shape):
         return torch.zeros(rows, 1, *shape, dtype=torch.int32, device=device)
 
-    counts = (
-        empty(q),
-        empty(q, k),
-        empty(q),
-        empty(q, k),
-        empty(k),
-        empty(k, q),
-        empty(k),
-        empty(k, q),
-    )
+    by_query = (empty(q), empty(q, k))
+    by_key = (empty(k), empty(k, q))
+    counts = (*by_query, *by_query, *by_key, *by_key)
     return flex.BlockMask((queries, keys), *counts, (128, 128), mask_mod)
 
 
@@ -240,24 +232,15 @@ def lower_decoding(case: str) -> list[str]:
         cache = net.make_cache(2, LENGTH)
         cache.advance(positions.part(0, 64, position_end=64))
         for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
-            layer.append(
-                *(
-                    torch.empty(2, 2, 64, size, dtype=torch.bfloat16, device="cuda")
-                    for size in (net.schemes[name].key_features, 64)
-                )
-            )
+            features = (net.schemes[name].key_features, 64)
+            layer.append(*(moved(torch.empty(2, 2, 64, n).bfloat16()) for n in features))
         windows = {name: kind.position.window for name, kind in net.kinds.items()}
         static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
         inputs = PassInputs.create(net, positions.part(64, LENGTH))
         step = torch.compile(static_pass, dynamic=False, fullgraph=True)
+        tokens = torch.zeros(2, dtype=torch.long, device="cuda")
         with contextlib.suppress(NotRun):
-            step(
-                net,
-                PackedModel(net),
-                static,
-                inputs,
-                torch.zeros(2, dtype=torch.long, device="cuda"),
-            )
+            step(net, PackedModel(net), static, inputs, tokens)
     torch.tensor = host_tensor
     return list(SOURCES)
 
@@ -298,12 +281,7 @@ def lower(case: str, layout: str) -> list[str]:
     torch.tensor = tensor
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
         to_gpu(net)
-        positions = replace(
-            positions,
-            order=moved(positions.order),
-            position=moved(positions.position),
-            document=moved(positions.document),
-        )
+        positions = positions.map(moved)
         try:
             net(torch.zeros(2, LENGTH, dtype=torch.long, device="cuda"), positions)
         except NotRun:
@@ -337,14 +315,13 @@ def shared_memory(name: str, source: str) -> int:
         meta = found["triton_meta"]
 
         def argument(key):
-            return (
-                key
-                if isinstance(key, str)
-                else function.arg_names[key if isinstance(key, int) else key[0]]
-            )
+            if isinstance(key, str):
+                return key
+            return function.arg_names[key if isinstance(key, int) else key[0]]
 
         constants = {argument(key): value for key, value in meta["constants"].items()}
         signature = {**meta["signature"], **dict.fromkeys(constants, "constexpr")}
+        places = {(function.arg_names.index(key),): value for key, value in constants.items()}
         attributes: dict = {}
         for config in meta["configs"]:
             attributes |= config if isinstance(config, dict) else {}
@@ -353,9 +330,7 @@ def shared_memory(name: str, source: str) -> int:
                 ASTSource(
                     function,
                     {name: signature[name] for name in function.arg_names if name in signature},
-                    constexprs={
-                        (function.arg_names.index(key),): value for key, value in constants.items()
-                    },
+                    constexprs=places,
                     attrs=attributes,
                 ),
                 target=TARGET,
@@ -374,10 +349,8 @@ def main(words: list[str]) -> None:
         if layout == "decode":
             sources = lower_decoding(case)
             kernels_of = sum(len(KERNEL.findall(code)) for code in sources)
-            print(
-                json.dumps({"case": word, "graphs": len(sources), "kernels": kernels_of}),
-                flush=True,
-            )
+            line = {"case": word, "graphs": len(sources), "kernels": kernels_of}
+            print(json.dumps(line), flush=True)
             continue
         made = []
         for code in lower(case, layout):
@@ -385,9 +358,7 @@ def main(words: list[str]) -> None:
                 if "tem_fused" in name:
                     shared = shared_memory(name, source) if machine_code else None
                     kind = "backward" if "backward" in name else "forward"
-                    made.append(
-                        {"kind": kind, "atomics": source.count("tl.atomic_add"), "shared": shared}
-                    )
+                    made.append({"kind": kind, "shared": shared})
         print(json.dumps({"case": word, "kernels": made}), flush=True)
 
 

@@ -5,8 +5,6 @@ The tests marked gpu run on a GPU only. Each also runs one case on the CPU, so t
 does not find faults of the tests.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -16,9 +14,9 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.metrics_file import read_metrics
-from tests.gpu_path.common import gpu_model, gradients
+from tests.gpu_path.common import LAYOUTS, gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
-from tests.model.zoo import ids, packed, reach_of
+from tests.model.zoo import ids, reach_of
 from tests.training.conftest import (  # noqa: F401
     corpus,
     overrides,
@@ -28,14 +26,9 @@ from tests.training.conftest import (  # noqa: F401
 )
 
 LENGTH = 200  # more than one block of FlexAttention
-LAYOUTS = {
-    "plain": TokenPositions.plain,
-    "ragged": lambda length: TokenPositions.left_padded([length, length - 9], length),
-    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
-}
 # Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other
 # kinds.
-SCHEMES = (
+SCHEMES = [
     "rope",
     "alibi",
     "t5",
@@ -47,7 +40,7 @@ SCHEMES = (
     "path",
     "stick_breaking",
     "pope",
-)
+]
 
 
 def on_gpu(cases, quick, marks=()):

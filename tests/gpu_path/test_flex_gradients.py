@@ -5,32 +5,18 @@ Eager FlexAttention computes gradients on a CPU once `_validate_device`, which f
 nothing.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
-from model import TokenPositions
-from tests.gpu_path.common import gradients, needs_patched_torch
-from tests.model.zoo import CASES, build, ids, packed, reach_of
+from tests.gpu_path.common import LAYOUTS, flex_tests, gradients
+from tests.model.zoo import CASES, build, ids, reach_of
 
-pytestmark = [
-    needs_patched_torch,
-    # Dynamo reads `.grad` of the tensors that a score_mod captures.
-    pytest.mark.filterwarnings(
-        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-    ),
-]
+pytestmark = flex_tests
 
 # Schemes whose weights are not the softmax of a masked product. All others run as FlexAttention.
 EXPLICIT = {"hyperbolic", "cope", "transformer_xl", "dape", "stick_breaking", "path"}
-LAYOUTS = {
-    "plain": TokenPositions.plain,
-    "ragged": lambda length: TokenPositions.left_padded([length, 4], length),
-    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
-}
 # Every kind of mask and bias once, every layout several times: plain causality, window, sinks,
 # several views, a fixed, a learned and a content bias, a sink logit, frequencies per row.
 QUICK = [
@@ -48,12 +34,9 @@ QUICK = [
 
 
 @pytest.fixture(autouse=True)
-def _gradients_on_a_cpu(monkeypatch):
+def _gradients_on_a_cpu(monkeypatch, fresh_dynamo):
     # raises if torch renames it
     monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:

@@ -4,8 +4,6 @@ Needs g++ and triton, which no CPU build of torch brings: `scripts/test.sh --slo
 MB).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -21,14 +19,8 @@ from tests.gpu_path.common import needs_patched_torch
 from tests.gpu_path.fake_gpu import ROOT
 
 SHARED_MEMORY = 232_448  # bytes that a block of an H100 may use
-missing = [
-    name
-    for name, found in (
-        ("g++", shutil.which("g++")),
-        ("triton", importlib.util.find_spec("triton")),
-    )
-    if found is None
-]
+tools = {"g++": shutil.which("g++"), "triton": importlib.util.find_spec("triton")}
+missing = [name for name, found in tools.items() if found is None]
 pytestmark = [
     pytest.mark.slow,
     needs_patched_torch,
@@ -37,13 +29,39 @@ pytestmark = [
 
 # One case of each mask and bias function.
 CASES = [
-    *("alibi:plain", "alibi-learned:plain", "alibi-auto:ragged", "t5:plain", "kerple:plain"),
-    *("kerple-power:packed", "kerple-log3:plain", "sandwich:plain", "fire:plain", "fox:packed"),
+    "alibi:plain",
+    "alibi-learned:plain",
+    "alibi-auto:ragged",
+    "t5:plain",
+    "kerple:plain",
+    "kerple-power:packed",
+    "kerple-log3:plain",
+    "sandwich:plain",
+    "fire:plain",
+    "fox:packed",
     "shaw:packed",
     "rope:packed",
-    *("rope-window:plain", "rope-sinks:plain", "rope-rerope:plain", "rope-self-extend:plain"),
-    *("rope-dual-chunk:plain", "rope-lambda:plain", "rope-streaming:plain", "none-ssmax:plain"),
-    *("pope:packed", "carope:packed"),
+    "rope-window:plain",
+    "rope-sinks:plain",
+    "none-ssmax:plain",
+    "pope:packed",
+    "carope:packed",
+    "rope-rerope:plain",
+    "rope-self-extend:plain",
+    "rope-dual-chunk:plain",
+    "rope-lambda:plain",
+    "rope-streaming:plain",
+]
+DECODED = [
+    "rope",
+    "rope-window",
+    "alibi",
+    "t5",
+    "fire",
+    "rope-self-extend",
+    "cope",
+    "none-ssmax",
+    "pattern-shaw",
 ]
 
 
@@ -57,16 +75,9 @@ def guard(tmp_path_factory) -> Path:
     ]
     made = tmp_path_factory.mktemp("guard") / "cuda_guard.so"
     source = Path(__file__).with_name("cuda_guard.cpp")
-    command = [
-        "g++",
-        "-std=c++20",
-        "-shared",
-        "-fPIC",
-        *includes,
-        str(source),
-        f"-L{torch_folder / 'lib'}",
-    ]
-    subprocess.run([*command, "-lc10", "-ltorch_cpu", "-o", str(made)], check=True, timeout=300)
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", *includes, str(source)]
+    libraries = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
+    subprocess.run([*command, *libraries, "-o", str(made)], check=True, timeout=300)
     return made
 
 
@@ -97,20 +108,7 @@ def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
     assert all(0 < kernel["shared"] <= SHARED_MEMORY for kernel in found), found
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "rope",
-        "rope-window",
-        "alibi",
-        "t5",
-        "fire",
-        "rope-self-extend",
-        "cope",
-        "none-ssmax",
-        "pattern-shaw",
-    ],
-)
+@pytest.mark.parametrize("case", DECODED)
 @pytest.mark.timeout(1800)
 def test_decoding_passes_lower_to_one_graph(case, guard, tmp_path):
     found = lowered(tmp_path, guard, f"{case}:decode")

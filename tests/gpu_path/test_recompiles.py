@@ -4,31 +4,20 @@ torch.compile keeps at most `recompile_limit` graphs of a function and then runs
 FlexAttention takes O(T²) memory.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._dynamo
-import torch.nn.attention.flex_attention as flex_module
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.flex as flex
-import model.attention.kernels as kernels
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions, Transformer
-from tests.gpu_path.common import gpu_model, needs_patched_torch
+from tests.gpu_path.common import choose_as_on_a_gpu, flex_tests, gpu_model
 from tests.model.zoo import CASES, ids, packed
 
-pytestmark = [
-    needs_patched_torch,
-    # Dynamo's own, while it traces the block mask and the score_mod.
-    pytest.mark.filterwarnings(
-        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = flex_tests
 
 POSITIONS = {
     "plain": TokenPositions.plain(16),
@@ -39,12 +28,11 @@ POSITIONS = {
 
 
 @pytest.fixture
-def counters(monkeypatch):
+def counters(monkeypatch, fresh_dynamo):
     """Choose kernels and compile them as on a GPU; how often each compiled function was traced."""
     made: list[tuple[str, CompileCounter]] = []
     compile_ = torch.compile
     fused = flex.fused
-    choose = kernels.choose
 
     def counted(function, **options):
         counter = CompileCounter()
@@ -52,19 +40,14 @@ def counters(monkeypatch):
         return compile_(function, backend=counter, **options)
 
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
+    choose_as_on_a_gpu(monkeypatch)
     on_gpu = torch.device("cuda")
     monkeypatch.setattr(
         flex, "fused", lambda f, device, *more, **keys: fused(f, on_gpu, *more, **keys)
     )
-    monkeypatch.setattr(
-        kernels, "choose", lambda views, v, normalizer, device: choose(views, v, normalizer, "cuda")
-    )
     flex._compiled.cache_clear()
-    torch._dynamo.reset()
     yield made
     flex._compiled.cache_clear()
-    torch._dynamo.reset()
 
 
 def evaluate(net: Transformer, layouts: list[str], gradients: bool = False) -> None:

@@ -5,44 +5,27 @@ The kernels are chosen as on a GPU and traced on a CPU. Graphs run eagerly: with
 FlexAttention's backward pass returns no gradients of captured tensors on a CPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 import torch._dynamo
-import torch.nn.attention.flex_attention as flex_module
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels as kernels
 import model.position.base as base
 from model import SCHEMES, TokenPositions
-from tests.gpu_path.common import gpu_model, needs_patched_torch
+from tests.gpu_path.common import choose_as_on_a_gpu, flex_tests, gpu_model
 from tests.model.zoo import ids, packed, reach_of
 
-pytestmark = [
-    needs_patched_torch,
-    # Dynamo's own, while it traces the block mask and the score_mod.
-    pytest.mark.filterwarnings(
-        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = flex_tests
 
 
 @pytest.fixture(autouse=True)
-def _kernels_of_a_gpu(monkeypatch):
-    choose = kernels.choose
+def _kernels_of_a_gpu(monkeypatch, fresh_dynamo):
     precompute = kernels.precompute_masks
-    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
-    monkeypatch.setattr(
-        kernels, "choose", lambda views, v, normalizer, device: choose(views, v, normalizer, "cuda")
-    )
+    choose_as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(base, "precompute_masks", lambda mask, device: precompute(mask, "cuda"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def batches(layout: str, length: int) -> list[TokenPositions]:

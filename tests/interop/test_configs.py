@@ -87,15 +87,9 @@ def test_old_names_of_layer_types():
     assert read_config(changed, "config.json") == read_config(config, "config.json")
 
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 44,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 32,
-    "vocab_size": 53,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-}
+NAMED = ("intermediate_size", "vocab_size", "max_position_embeddings", "pad_token_id")
+SIZES = {name: SMALL[name] for name in NAMED}
+SIZES |= {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 32}
 DENSE = {
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "granitemoehybrid": {"num_local_experts": 0},
@@ -121,31 +115,20 @@ def test_absent_keys_have_the_defaults_of_transformers(model_type):
 @given(
     theta=st.sampled_from([3.0, 50.0, 10_000.0]),
     original=st.integers(1, 4000),
-    betas=st.tuples(st.floats(0.1, 20), st.floats(0.1, 40))
-    .map(sorted)
-    .filter(lambda b: b[0] < b[1]),
+    betas=st.tuples(st.floats(0.1, 10), st.floats(10.1, 40)),
     head_dim=st.sampled_from([4, 10, 16]),
     truncate=st.booleans(),
 )
 @example(10_000.0, 6, [1.0, 32.0], 10, True)  # 6 < 2π: every pair turns less than beta_slow times
-@example(10_000.0, 2, [1.0, 32.0], 10, True)
 # every pair turns more than beta_fast times, ramp past the last
 @example(3.0, 4000, [1.0, 2.0], 10, True)
 @example(3.0, 4000, [1.0, 2.0], 10, False)
 @settings(max_examples=100)
 def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, head_dim, truncate):
-    keys = {
-        "factor": 4.0,
-        "beta_fast": betas[1],
-        "beta_slow": betas[0],
-        "truncate": truncate,
-    }
-    rope = {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "original_max_position_embeddings": original,
-        **keys,
-    }
+    slow, fast = betas
+    keys = {"factor": 4.0, "beta_fast": fast, "beta_slow": slow, "truncate": truncate}
+    lengths = {"original_max_position_embeddings": original}
+    rope = {"rope_type": "yarn", "rope_theta": theta, **lengths, **keys}
     config = LlamaConfig(**(SMALL | {"head_dim": head_dim, "rope_parameters": rope}))
     theirs, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
     scaling = YaRNScaling(**keys)

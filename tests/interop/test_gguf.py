@@ -1,7 +1,6 @@
 """`gguf:FILE`: the weights and ids of the original, and what is refused before anything is
 built."""
 
-import io
 import json
 import struct
 from pathlib import Path
@@ -12,17 +11,20 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers, trainers
+import yaml
+from tokenizers import pre_tokenizers
 from torch import Tensor
-from transformers.integrations.gguf import gguf_tokenizer_mapping
 
+from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import load_folder_tokenizer
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import InteropError
 from interop import build_model, read_folder
 from interop.gguf import converted_gguf
 from interop.runs import run_of
 from run_directory.run import Run
 from tests.interop.models import make
+from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
 TEXTS = [
     "Once upon a time, in 1984,  there were 12,345.67 of them.\n\n   Don't! We'll see\tYOU'LL\r\n "
@@ -62,8 +64,7 @@ def write(
     tokenizer: dict | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write a model of transformers with the package gguf; `changes` of the metadata, None: left
-    out."""
+    """Write a model of transformers with the package gguf; `changes` of the metadata."""
     config = theirs.config
     keys = {f"{architecture}.{k}": v for k, v in (metadata(config) | (changes or {})).items()}
     keys |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
@@ -76,14 +77,11 @@ def write(
         list: writer.add_array,
     }
     for key, value in keys.items():
-        if value is not None:
-            add[type(value)](key, value)
-    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+        add[type(value)](key, value)
+    number = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in theirs.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
         part = name.split(".")[-2]
         if architecture == "llama" and part in heads:
             weight = permuted(weight, heads[part])
@@ -124,41 +122,18 @@ def theirs():
     return make("llama", vocab_size=500)
 
 
-def byte_level_bpe(splits: list, ignore_merges: bool = False) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=["<|a|>", "<|b|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
-
-
-def pattern(name: str) -> list:
-    regex = tokenizers.Regex(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS[name])
-    words = pre_tokenizers.Split(regex, behavior="isolated")
-    return [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-
-
-DIGITS = pre_tokenizers.Digits(individual_digits=True)
-BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
 @pytest.mark.parametrize(
-    ("name", "splits", "add_bos"),
+    ("name", "settings", "add_bos"),
     [
-        ("gpt-2", [BYTES], False),
-        ("smollm", [DIGITS, BYTES], False),
-        ("qwen2", pattern("qwen2"), False),
-        ("llama-bpe", pattern("llama-bpe"), True),
+        ("gpt-2", {"pre_tokenizer": "gpt2", "split_digits": False}, False),
+        ("smollm", {"pre_tokenizer": "gpt2"}, False),
+        ("qwen2", {}, False),
+        ("llama-bpe", {"split_digits": False}, True),
     ],
 )
-def test_byte_level_bpe(name, splits, add_bos, theirs, tmp_path):
-    expected = byte_level_bpe(splits, ignore_merges=name == "llama-bpe")
+def test_byte_level_bpe(name, settings, add_bos, theirs, tmp_path):
+    trained = train_tokenizer(HuggingFaceSettings(vocab_size=340, **settings), CORPUS)
+    expected = tokenizers.Tokenizer.from_buffer(trained.content)
     vocabulary = expected.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     merges = json.loads(expected.to_str())["model"]["merges"]
@@ -166,7 +141,7 @@ def test_byte_level_bpe(name, splits, add_bos, theirs, tmp_path):
         "model": "gpt2",
         "pre": name,
         "tokens": tokens,
-        "token_type": [3 if token in ("<|a|>", "<|b|>") else 1 for token in tokens],
+        "token_type": [1 + 2 * (i < 2) for i in range(len(tokens))],
         "merges": [" ".join(merge) for merge in merges],
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -177,25 +152,15 @@ def test_byte_level_bpe(name, splits, add_bos, theirs, tmp_path):
     assert (imported.bos_id, imported.eos_id, imported.add_bos) == (0, 1, add_bos)
     assert set(imported.eos_ids) == {1, 7}
     for text in TEXTS:
-        assert imported.encode(text) == expected.encode(text).ids
-        assert imported.decode(imported.encode(text)) == text
+        ids = expected.encode(text, add_special_tokens=False).ids
+        assert imported.encode(text) == ids
+        assert imported.decode(ids) == text
 
 
 def test_sentencepiece(theirs, tmp_path):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=450,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=4,
-    )
-    expected = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    ids = range(450)
+    model = sentencepiece_model(CORPUS, 450, character_coverage=0.98, **LOSSLESS_BPE)
+    expected = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = range(expected.vocab_size())
     kinds = {0: 2, 1: 3, 2: 3}  # unknown, and two control symbols
     keys = {
         "model": "llama",
@@ -217,23 +182,10 @@ def refused(file: Path, match: str) -> None:
         build_model(checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"feed_forward_length": 2**31}, "has shape"),
-        ({"attention.key_length": 2**31}, "has shape"),
-        ({"attention.head_count": 0}, "attention.head_count"),
-        ({"block_count": 4}, "blk.4.attn_k.weight"),
-        ({"block_count": 2**31}, "block_count"),
-        ({"block_count": "5"}, "block_count"),
-        ({"rope.dimension_count": 8}, "rope.dimension_count"),
-        ({"expert_count": 8}, "expert_count"),
-        ({"attention.sliding_window": 16}, "attention.sliding_window"),
-        ({"rope.scaling.factor": 4.0}, "rope.scaling.factor"),
-        ({"rope.scaling.attn_factor": 1.2}, "rope.scaling.attn_factor"),
-    ],
-    ids=str,
-)
+REFUSED = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("changes", "match"), REFUSED["gguf"], ids=str)
 def test_metadata_are_checked_before_anything_is_built(
     changes, match, theirs, tmp_path, monkeypatch
 ):

@@ -2,16 +2,17 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from interop import InteropError, build_model, read_folder
 from interop.huggingface.config import read_config
-from interop.huggingface.families import FULL, SLIDING
-from tests.interop.models import ABSENT, FIRST, ROPES, variant
+from tests.interop.models import ABSENT, FIRST, variant
 
 
 def change(folder, **keys) -> None:
@@ -20,79 +21,17 @@ def change(folder, **keys) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def rope(rope_type, **keys) -> dict:
-    return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": rope_type} | keys}
+TABLE = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 
 
-YARN = ROPES["yarn"]
-BRIEF_YARN = {"factor": 4.0, "original_max_position_embeddings": 6}
-FLAT_YARN = {"factor": 4.0, "rope_theta": 2.0, "original_max_position_embeddings": 1000}
-NESTED = {
-    FULL: YARN | {"rope_theta": 1e4},
-    SLIDING: YARN | {"rope_theta": 1e4, "original_max_position_embeddings": 16},
-}
-
-
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"model_type": "gemma3"}, "gemma3.*images"),
-        ({"model_type": "mixtral"}, "mixtral.*layers of experts"),
-        ({"model_type": "qwen2-"}, "qwen2-.*did you mean qwen2"),
-        ({"model_type": ABSENT}, "model_type"),
-        ({"model_type": "mistral"}, "architectures .*MistralForCausalLM"),
-        ({"architectures": 5}, "architectures"),
-        ({"sliding_window": 128}, "sliding_window = 128"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"hidden_size": ABSENT}, "hidden_size"),
-        ({"num_key_value_heads": 4}, "heads 6.*kv_heads 4"),
-        (rope("dynamic"), "factor"),
-        (rope("longrope", short_factor=[1.0] * 5, long_factor=[1.0] * 4), "long_factor"),
-        (rope("spiral"), "rope_type 'spiral'"),
-        (rope("linear", factor=0.5), "factor"),
-        (rope("default", partial_rotary_factor=0.5), "partial_rotary_factor"),
-        (rope("yarn", **BRIEF_YARN), "original_max_position_embeddings = 6.*beta_slow = 1"),
-        (rope("yarn", **FLAT_YARN), "original_max_position_embeddings = 1000.*beta_fast = 32"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "named"), TABLE["configs"])
 def test_unsupported_configs(folder, keys, named):
     change(folder, **keys)
     with pytest.raises(InteropError, match=f"config.json.*{named}"):
         build_model(read_folder(folder))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "keys", "named"),
-    [
-        ("qwen2", {"layer_types": [SLIDING] * 5, "sliding_window": None}, "sliding_window"),
-        ("qwen3", {"layer_types": ["chunked_attention"] * 5}, "layer_types"),
-        ("llama", {"layer_types": [SLIDING] * 5}, "layer_types"),
-        ("qwen3", {"mlp_bias": True}, "mlp_bias"),
-        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
-        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
-        ("phi3", {"partial_rotary_factor": 0.3}, "rotates 3 of 10 features"),
-        ("ministral3", {"rope_parameters": YARN}, "llama_4_scaling_beta"),
-        ("olmo3", {"rope_parameters": NESTED}, "original lengths .16, 32."),
-        ("olmo3", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
-        ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000"),
-        ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("qwen3_5_text", {"linear_num_key_heads": 3}, "heads 4.*kv_heads 3"),
-        ("bamba", {"mamba_proj_bias": True}, "mamba_proj_bias"),
-        ("bamba", {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
-        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts = 4.*experts"),
-        ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
-        ("deepseek_v3", {"first_k_dense_replace": 3}, "experts.*first_k_dense_replace"),
-        ("kimi_linear", {"mlp_layer_types": None}, "experts.*first_k_dense_replace"),
-        ("kimi_linear", {"mlp_layer_types": ["dense", "sparse"]}, "experts.*mlp_layer_types"),
-        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8"),
-        ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers = 2"),
-        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block.*experts"),
-        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config"),
-        ("llama", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config"),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "keys", "named"), TABLE["families"])
 def test_unsupported_configs_of_families(model_type, keys, named):
     config = variant(model_type).config.to_dict() | {"rope_parameters": None} | keys
     with pytest.raises(InteropError, match=f"config.json.*{named}"):
@@ -102,23 +41,7 @@ def test_unsupported_configs_of_families(model_type, keys, named):
 HUGE = 10**9
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("llama", {"num_hidden_layers": HUGE}),
-        ("llama", {"head_dim": HUGE} | rope("yarn", factor=4.0)),
-        ("llama", {"hidden_size": HUGE}),
-        ("llama", {"vocab_size": HUGE}),
-        ("llama", {"num_attention_heads": 2 * HUGE, "num_key_value_heads": HUGE}),
-        ("lfm2", {"conv_L_cache": HUGE}),
-        ("qwen3_5_text", {"linear_value_head_dim": HUGE}),
-        ("deepseek_v3", {"kv_lora_rank": HUGE}),
-        ("kimi_linear", {"linear_head_dim": HUGE}),
-        ("bamba", {"mamba_d_state": HUGE}),
-        ("gemma4_text", {"head_dim": HUGE}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "keys"), TABLE["sizes"], ids=str)
 def test_sizes_that_the_weights_do_not_have(name, keys, tmp_path):
     """Refused before anything of the claimed size is allocated."""
     variant(name).save_pretrained(tmp_path)
@@ -129,21 +52,17 @@ def test_sizes_that_the_weights_do_not_have(name, keys, tmp_path):
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-@pytest.mark.parametrize(
-    "settings", [{"layers": HUGE}, {"kinds": {"a": {"mixer": {"rank": HUGE}}}}], ids=str
-)
+@pytest.mark.parametrize("settings", TABLE["generated"], ids=str)
 def test_sizes_of_a_generated_folder(settings, folder):
-    (folder / "config.json").write_text(json.dumps({"model_type": "sextant", "settings": settings}))
+    config = {"model_type": "sextant", "settings": settings}
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InteropError, match=r"config.json.*(layers|rank) = "):
         build_model(read_folder(folder))
 
 
-QUICK = ("bamba",)
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FIRST],
+    [pytest.param(name, marks=() if name == "bamba" else pytest.mark.slow) for name in FIRST],
 )
 def test_any_value_of_any_key(name, tmp_path):
     """One sentence, or a model; never another error or a large allocation."""

@@ -3,11 +3,9 @@
 Skipped if the shared corpora are not beside the repository; SEXTANT_CORPORA names another folder.
 """
 
-import io
 import json
 
 import pytest
-import sentencepiece
 
 from data.tokenizers import load_tokenizer_file
 from errors import DataError
@@ -17,6 +15,7 @@ from generation.text_stream import TextStream
 from interop import InteropError, build_model, read_folder
 from interop.runs import write_run
 from tests.corpora import STORIES, needs_stories
+from tests.sentencepiece_models import sentencepiece_model
 
 pytestmark = needs_stories
 
@@ -44,17 +43,9 @@ def test_greedy_generation_matches_reference(reference):
 
 
 def test_mismatched_tokenizer_is_rejected(tmp_path):
-    other = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["some other words", "entirely"] * 9),
-        model_writer=other,
-        vocab_size=20,
-        model_type="char",
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
     file = tmp_path / "other.model"
-    file.write_bytes(other.getvalue())
+    many = "".join(map(chr, range(0x4E00, 0x4F40)))
+    file.write_bytes(sentencepiece_model([many] * 9, 700))
     with pytest.raises(InteropError, match=r"other.model is not the tokenizer .* vocab_size 512"):
         write_run(read_folder(STORIES / "hf"), tmp_path / "run", file)
     assert not (tmp_path / "run").exists()

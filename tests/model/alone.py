@@ -3,8 +3,6 @@
 Sizes are those of zoo.py: H 6, G 3, D 10, C 28; B rows; original length 16.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

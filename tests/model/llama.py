@@ -1,7 +1,5 @@
 """A model's weights in transformers' Llama."""
 
-from __future__ import annotations
-
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model import Transformer

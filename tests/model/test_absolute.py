@@ -1,8 +1,6 @@
 """Schemes that change token embeddings, against formulas, transformers and hand-computed cases;
 declared lengths, fractional positions and limits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -27,7 +25,6 @@ FORMULAS = [
     ("unit_interval", {"denominator": "current"}, 5, lambda n, i: n / 900),
     ("binary", {}, 13, lambda n, i: int(bin(n)[2:].zfill(13)[i])),
     ("sine", {}, 7, lambda n, i: math.sin(n / 2**i)),
-    ("sine", {}, 1, lambda n, i: math.sin(n)),
     ("sine", {"base": BASE}, 12, lambda n, i: math.sin(n / BASE ** (i / 11))),
     ("sine", {"base": BASE}, 1, lambda n, i: math.sin(n)),
     (
@@ -118,11 +115,3 @@ def test_integers_along_a_learned_direction():
     wide = scheme_of("integer", dim=4000, direction="learned")
     wide.initialize(torch.Generator().manual_seed(0), 0.02)
     assert float(next(wide.parameters()).detach().std()) == pytest.approx(0.02, rel=0.05)
-
-
-def test_fraction_of_each_rows_declared_length():
-    scheme = scheme_of("unit_interval", dim=3, denominator="current")
-    assert scheme.depends_on_length
-    ragged = TokenPositions.left_padded([5, 2], 5, lengths=[7, 30])
-    expected = doubles([[0, 1 / 7, 2 / 7, 3 / 7, 4 / 7], [0, 0, 0, 0, 1 / 30]])
-    close(added(scheme, ragged, rows=2), expected[..., None].expand(2, 5, 3), atol=1e-16)

@@ -1,16 +1,15 @@
 """Activation checkpointing and compilation by block do not change results."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from model import SCHEMES, TokenPositions
 from model.block import Block, Checkpointing
 from tests.model.zoo import GATED, build, each_mechanism, ids, packed
 from training.memory import MemoryLayout, activations
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 B = 2
 T = 11
@@ -25,13 +24,6 @@ OTHERS = [
     for other in ("none", "selective", "full")
     if other != quick
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def gradients(net, positions: TokenPositions, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -1,8 +1,6 @@
 """States that training carries from window to window: equal to one long pass, with gradients within
 each window."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -72,9 +70,8 @@ def test_windows_equal_one_long_pass(case):
 @pytest.mark.parametrize("case", ["gated_deltanet-rope", "hybrid", "fox", "rope-shifted"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("form", ["full", "selective", "compiled", "compiled blocks"])
-def test_recomputed_and_compiled_passes(case, form):
+def test_recomputed_and_compiled_passes(case, form, fresh_dynamo):
     """Equal gradients of each window, with the states before it as constants."""
-    torch._dynamo.reset()  # the number of graphs of one function is limited
     expected = model_of(case).train()
     model = copy.deepcopy(expected)
     if form in ("full", "selective"):
@@ -86,7 +83,6 @@ def test_recomputed_and_compiled_passes(case, form):
     for each in (expected, model):
         for logits in in_windows(each, tokens, positions):
             logits.square().sum().backward()
-    torch._dynamo.reset()
     for (name, a), b in zip(expected.named_parameters(), model.parameters(), strict=True):
         assert a.grad is not None and a.grad.abs().max() > 1e-6, name
         close(b.grad, a.grad, atol=1e-8)

@@ -1,11 +1,8 @@
 """The forward pass is one graph per input layout; the `eager` backend reports breaks and
 recompiles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels
@@ -21,6 +18,8 @@ from tests.model.zoo import (
     schemes_of,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
 KINDS = [
@@ -33,13 +32,6 @@ KINDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:
     net.zero_grad()
     loss = net(tokens, positions, targets=tokens.roll(1, 1)).mean()
@@ -47,38 +39,34 @@ def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:
     return float(loss.detach())
 
 
-@each_mechanism(KINDS)
-def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
+def graphs_of(case: str, steps: list[TokenPositions]) -> int:
+    """The number of graphs of training steps, whose losses and gradients are those without
+    compilation."""
     layers = 2 if case.startswith("pattern") else 1
     net = build(case, layers=layers).train()
     plain = build(case, layers=layers)
     counter = CompileCounter()
-    length = reach_of(net)
     net.compile(fullgraph=True, backend=counter)
-    for n in range(2):
-        tokens = ids(B, length, seed=n)
-        assert step(net, TokenPositions.plain(length), tokens) == pytest.approx(
-            step(plain, TokenPositions.plain(length), tokens), abs=1e-10
-        )
+    for n, positions in enumerate(steps):
+        tokens = ids(B, positions.order.shape[1], seed=n)
+        loss = step(net, positions, tokens)
+        assert loss == pytest.approx(step(plain, positions, tokens), abs=1e-10)
         for (name, a), b in zip(net.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-9, msg=name)
-    assert counter.frame_count == 1
+    return counter.frame_count
+
+
+@each_mechanism(KINDS)
+def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
+    positions = TokenPositions.plain(reach_of(build(case)))
+    assert graphs_of(case, [positions, positions]) == 1
 
 
 @pytest.mark.parametrize("case", ["rope-yarn-auto", "alibi", "learned", "fox"])
 def test_packed_steps_with_other_documents_are_one_graph(case):
-    net = build(case, layers=1).train()
-    plain = build(case, layers=1)
-    counter = CompileCounter()
-    net.compile(fullgraph=True, backend=counter)
-    for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
-        tokens = ids(B, 11, seed=n)
-        positions = packed(cuts, length=11)
-        assert step(net, positions, tokens) == pytest.approx(
-            step(plain, positions, tokens), abs=1e-10
-        )
+    cuts = ([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])
     # The largest position of a step is known on the host: at most one more graph makes it dynamic.
-    assert counter.frame_count <= 2
+    assert graphs_of(case, [packed(rows, length=11) for rows in cuts]) <= 2
 
 
 @each_mechanism(SCHEMES)

@@ -1,10 +1,7 @@
 """Properties that every scheme, window and layer pattern must satisfy; the cases are in zoo.py."""
 
-from __future__ import annotations
-
 import copy
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +27,7 @@ from tests.model.zoo import (
     reach_of,
     schemes_of,
     shared,
+    shifted,
 )
 
 
@@ -44,29 +42,26 @@ def _memory_starts_as_nan():
     torch.use_deterministic_algorithms(before)
 
 
-def test_exemptions_name_a_check_and_a_reason():
+def test_exemptions_name_a_check():
     """`shift`: relative to a shift of positions; `graphs`: few graphs for many lengths; `window`:
     no token beyond it is read."""
     assert set(EXTRAS) <= set(SCHEMES)
     for name in SCHEMES:
         for scheme in schemes_of(build(name)):
             assert set(scheme.exempt) <= {"shift", "graphs", "window"}, name
-            assert all(len(reason) > 20 for reason in scheme.exempt.values()), name
 
 
 def test_cases_differ_past_trained_length():
     """The suite has power only if the variants it runs are not one and the same function."""
     tokens = ids(1, T)
+    twins = {"rope-linear-auto", "learned-long"}  # other names of a computation
     seen: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        for case in CASES:
+        for case in set(CASES) - twins:
             model = build(case, train=T, original=TRAIN)  # a learned table long enough for all
             seen[case] = model(tokens)[0, -1]
-    # Two names of the same computation.
-    twins = {("rope-linear-auto", "rope-linear"), ("learned", "learned-long")}
     for a, b in itertools.combinations(seen, 2):
-        if (a, b) not in twins and (b, a) not in twins:
-            assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
+        assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
 
 
 def altered(tokens: torch.Tensor, columns: slice) -> torch.Tensor:
@@ -103,11 +98,9 @@ def test_relative_schemes_are_shift_invariant(case):
     shifts = (1, 1000) if model.limit is None else (1,)
     length = reach_of(model) if model.limit is None else reach_of(model) - 1
     tokens = ids(2, length)
-    here = TokenPositions.plain(length)
     is_exempt = any("shift" in scheme.exempt for scheme in schemes_of(model))
     for shift in shifts:
-        there = replace(here, position=here.position + shift, position_end=length + shift)
-        moved = (model(tokens, there) - model(tokens, here)).abs().max()
+        moved = (model(tokens, shifted(length, shift)) - model(tokens)).abs().max()
         if is_relative(model):
             assert moved < 1e-10
         elif shift == shifts[-1] or not is_exempt:
@@ -205,20 +198,6 @@ def test_packed_documents_equal_separate_documents(case, data):
 
 @every_mixer
 @torch.no_grad()
-def test_packed_documents_do_not_attend_to_each_other(case):
-    """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
-    model = shared(case)
-    tokens = ids(1, 18)
-    positions = packed([[5, 7, 6]])
-    changed = altered(altered(tokens, slice(0, 5)), slice(12, 18))
-    before = model(tokens, positions)
-    after = model(changed, positions)
-    close(after[:, 5:12], before[:, 5:12], atol=0)
-    assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
-
-
-@every_mixer
-@torch.no_grad()
 def test_kept_positions_equal_tail_of_full_forward(case):
     model = shared(case)
     length = reach_of(model)
@@ -274,35 +253,15 @@ def test_window_counts_the_query_itself(name):
     """One layer, window w: the query at t reads tokens t − w + 1 to t and no other; where a scheme
     says that its notes of those read farther, none another window back."""
     model = build({"name": name, "window": WINDOW}, layers=1)
-    farther = (
-        range(WINDOW, 2 * WINDOW) if any("window" in s.exempt for s in schemes_of(model)) else ()
-    )
+    is_exempt = any("window" in scheme.exempt for scheme in schemes_of(model))
+    farther = range(WINDOW, 2 * WINDOW) if is_exempt else ()
     length = reach_of(model)
     tokens = ids(1, length)
     t = length - 2
-    for positions in (
-        TokenPositions.plain(length),
-        TokenPositions.left_padded([length], length),
-        packed([[length]]),
-    ):
+    ragged = TokenPositions.left_padded([length], length)
+    for positions in (TokenPositions.plain(length), ragged, packed([[length]])):
         whole = model(tokens, positions)[0, t]
-        for back in range(length - 1):
+        for back in set(range(t + 1)) - set(farther):
             changed = altered(tokens, slice(t - back, t - back + 1))
             moved = (model(changed, positions)[0, t] - whole).abs().max()
-            if back in farther:
-                continue
             assert (moved > 1e-9) == (back < WINDOW), f"{positions.layout}: token {back} back"
-            if back == t:
-                break
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-@torch.no_grad()
-def test_window_of_one_and_of_all_keys(name):
-    none = shared(name)
-    length = reach_of(none)
-    tokens = ids(2, length)
-    close(build({"name": name, "window": 500})(tokens), none(tokens))
-    self_only = build({"name": name, "window": 1})
-    changed = altered(tokens, slice(0, length - 1))
-    close(self_only(changed)[:, -1], self_only(tokens)[:, -1], atol=0)

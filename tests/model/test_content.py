@@ -4,8 +4,6 @@ The references share no code with the schemes: the convolution is PyTorch's, rot
 of complex numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,11 +1,11 @@
 """Every attention kernel against the dense reference, and the reference against its definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +17,7 @@ from model.attention.weights import SOFTMAX, Normalizer
 from model.fast.biased import NAMESPACE
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
+from tests.model import alone
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
 from tests.model.zoo import D, H, close, packed
 
@@ -33,8 +34,7 @@ def layout_of(name: str, length: int, first: int = 4) -> TokenPositions:
 
 
 def context_of(keys: TokenPositions, queries: int, window: int | None) -> AttentionContext:
-    new = keys.last(queries)
-    return AttentionContext(new, new, keys, B, H, torch.device("cpu"), window=window)
+    return alone.context_of(alone.scheme_of("none", window=window), keys.last(queries), keys)
 
 
 def mask_of(
@@ -56,6 +56,15 @@ def mask_of(
 
 def gradients_of(out: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad((out * normal(*out.shape, seed=3)).sum(), leaves)
+
+
+def check_gradients(out: Tensor, expected: Tensor, leaves: list[Tensor]) -> None:
+    """Outputs and gradients agree with those of the reference."""
+    close(out, expected, atol=1e-12)
+    slow = gradients_of(expected, leaves)
+    for a, b in zip(gradients_of(out, leaves), slow, strict=True):
+        assert b.abs().max() > 1e-3
+        close(a, b, atol=1e-10)
 
 
 @pytest.mark.parametrize("bias", [None, "distance"])
@@ -102,15 +111,10 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
 @pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
 def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
     mask = mask_of(layout_of(layout, s, first=100), t, window, bias)
-    leaves = [x.requires_grad_() for x in drawn(t, s)]
-    views = [AttentionView(leaves[0], leaves[1], mask)]
-    slow, fast = (
-        gradients_of(attend(views, leaves[2], SCALE, kernel), leaves)
-        for kernel in ("dense", "blocks")
-    )
-    for a, b in zip(slow, fast, strict=True):
-        assert a.abs().max() > 1e-3
-        close(b, a, atol=1e-11)
+    q, k, v = (x.requires_grad_() for x in drawn(t, s))
+    views = [AttentionView(q, k, mask)]
+    slow = attend(views, v, SCALE, "dense")
+    check_gradients(attend(views, v, SCALE, "blocks"), slow, [q, k, v])
 
 
 def learned_mask(
@@ -154,12 +158,7 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     views = [AttentionView(q, k, mask)]
     assert choose(views, v, SOFTMAX, "cpu") == "biased"
     slow = attend(views, v, SCALE, "dense")
-    fast = attend(views, v, SCALE)
-    close(fast, slow, atol=1e-12)
-    expected = gradients_of(slow, [*leaves, *weights])
-    for a, b in zip(expected, gradients_of(fast, [*leaves, *weights]), strict=True):
-        assert a.abs().max() > 1e-3
-        close(b, a, atol=1e-11)
+    check_gradients(attend(views, v, SCALE), slow, [*leaves, *weights])
 
 
 @pytest.mark.parametrize("form", ["distance", "sums"])
@@ -182,63 +181,56 @@ def test_several_views_share_one_softmax(sink):
     t = QUERY_BLOCK + 9
     context = context_of(TokenPositions.plain(t), t, None)
     q, k, v = (x.requires_grad_() for x in drawn(t))
+    normalizer = Normalizer(sink)
     j = torch.arange(t)
     for covered, mask_mod in (
         (j % 2 == 0, lambda b, h, i, j: j % 2 == 0),
         (j[:, None] - j < 4, lambda b, h, i, j: i - j < 4),
     ):
+        own = context.mask(mask_mod=mask_mod)
         others = context.mask(mask_mod=lambda b, h, i, j, first=mask_mod: ~first(b, h, i, j))
-        views = [AttentionView(q, k, context.mask(mask_mod=mask_mod))]
-        views.append(AttentionView(0.3 * q, k, others))
-        scores = torch.where(covered, q @ by_head(k).mT, 0.3 * q @ by_head(k).mT) * SCALE
+        views = [AttentionView(q, k, own), AttentionView(0.3 * q, k, others)]
+        scores = q @ by_head(k).mT * SCALE
+        scores = torch.where(covered, scores, 0.3 * scores)
         logits = scores.masked_fill(j[None] > j[:, None], -torch.inf)
         if sink is not None:
             column = sink[:, None, None].expand(B, -1, t, 1)
             logits = torch.cat([logits, column], dim=-1)
         expected = logits.softmax(-1)[..., :t] @ by_head(v)
+        check_gradients(attend(views, v, SCALE, "auto", normalizer), expected, [q, k, v])
         # FlexAttention has no backward pass on a CPU.
         fixed = [replace(view, q=view.q.detach(), k=view.k.detach()) for view in views]
         for kernel in ("auto", "dense", "flex"):
-            close(attend(fixed, v.detach(), SCALE, kernel, Normalizer(sink)), expected, atol=1e-12)
-        slow = gradients_of(expected, [q, k, v])
-        for a, b in zip(
-            slow,
-            gradients_of(attend(views, v, SCALE, "auto", Normalizer(sink)), [q, k, v]),
-            strict=True,
-        ):
-            close(b, a, atol=1e-10)
+            close(attend(fixed, v.detach(), SCALE, kernel, normalizer), expected, atol=1e-12)
 
 
-# device, dtype, (T, S), window, bias, key features, key/value heads, layout, kernel
-CHOICES = [
-    ("cpu", torch.float64, (9, 9), None, None, 8, 3, "plain", "sdpa"),
-    ("cpu", torch.float64, (9, 9), 9, None, 8, 3, "plain", "sdpa"),
-    ("cpu", torch.float64, (1, 9), None, None, 8, 3, "plain", "single"),
-    ("cpu", torch.float64, (1, 9), 3, "mask_mod", 8, 3, "plain", "single"),
-    ("cpu", torch.float64, (3, 9), None, None, 8, 3, "plain", "blocks"),
-    ("cpu", torch.float64, (9, 9), 8, None, 8, 3, "plain", "blocks"),
-    ("cpu", torch.float64, (9, 9), None, "distance", 8, 3, "plain", "blocks"),
-    ("cpu", torch.float64, (9, 9), None, "mask_mod", 8, 3, "plain", "blocks"),
-    ("cpu", torch.float64, (9, 9), None, None, 8, 3, "ragged", "blocks"),
-    # With grouped queries only the flash kernel is fused: no float32, keys as wide as values.
-    ("cuda", torch.bfloat16, (9, 9), None, None, 16, 3, "plain", "sdpa"),
-    ("cuda", torch.float32, (9, 9), None, None, 16, 6, "plain", "sdpa"),
-    ("cuda", torch.float32, (9, 9), None, None, 16, 3, "plain", "flex"),
-    ("cuda", torch.bfloat16, (9, 9), None, None, 32, 3, "plain", "flex"),
-    ("cuda", torch.float32, (1, 9), None, None, 32, 3, "plain", "sdpa"),
-    ("cuda", torch.float32, (1, 9), None, "distance", 16, 3, "plain", "single"),
-    ("cuda", torch.float32, (9, 9), None, "distance", 8, 3, "plain", "blocks"),
-    ("cuda", torch.float32, (9, 9), None, "distance", 16, 3, "plain", "flex"),
-    ("cuda", torch.float64, (9, 9), None, "distance", 16, 3, "plain", "blocks"),
-    ("cuda", torch.bfloat16, (9, 9), None, None, 16, 6, "packed", "flex"),
-]
+def chosen(
+    device: str,
+    *,
+    dtype: str = "float32",
+    queries: int = 9,
+    features: int = 16,
+    heads: int = H,
+    window: int | None = None,
+    bias: str | None = None,
+    layout: str = "plain",
+) -> str:
+    """The kernel for queries of 9 tokens, with `heads` heads of keys and 16 features of values."""
+    q = torch.zeros(B, H, queries, features, dtype=getattr(torch, dtype))
+    k = torch.zeros(B, heads, 9, features, dtype=getattr(torch, dtype))
+    v = torch.zeros(B, heads, 9, 16, dtype=getattr(torch, dtype))
+    views = [AttentionView(q, k, mask_of(layout_of(layout, 9), queries, window, bias))]
+    return choose(views, v, SOFTMAX, device)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_choice_of_the_kernel(choice):
-    device, dtype, (t, s), window, bias, features, heads, layout, kernel = choice
-    q = torch.zeros(B, H, t, features, dtype=dtype)
-    k = torch.zeros(B, heads, s, features, dtype=dtype)
-    v = torch.zeros(B, heads, s, 8 if device == "cpu" else 16, dtype=dtype)
-    views = [AttentionView(q, k, mask_of(layout_of(layout, s), t, window, bias))]
-    assert choose(views, v, SOFTMAX, device) == kernel
+CHOICES = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text())
+
+
+@pytest.mark.parametrize(("kernel", "case"), CHOICES["cpu"], ids=str)
+def test_kernels_of_a_cpu(kernel, case):
+    assert chosen("cpu", **case) == kernel
+
+
+@pytest.mark.parametrize(("kernel", "case"), CHOICES["cuda"], ids=str)
+def test_kernels_of_a_gpu(kernel, case):
+    assert chosen("cuda", **case) == kernel

@@ -1,7 +1,5 @@
 """Linear attention against its definition, in every precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch import Tensor
 from model import TokenPositions
 from model.mixers.base import AttentionPass
 from model.mixers.linear import positive
-from model.position import AttentionContext
+from tests.model.alone import context_of, normal
 from tests.model.zoo import C, D, G, H, build, close, ids
 
 every_form = pytest.mark.parametrize("form", ["numerator", "cosine"])
@@ -30,12 +28,10 @@ def rotated(x: Tensor) -> Tensor:
 def test_layers_equal_sums_over_all_pairs(form, chunk):
     model = build("rope", layers=1, mixer={"name": "linear", "form": form, "chunk": chunk})
     attention = model.blocks[0].attention
-    x = torch.randn(2, 11, C, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    x = normal(2, 11, C, seed=7)
     positions = TokenPositions.plain(11, offset=OFFSET)
     scheme = model.schemes["all"]
-    context = AttentionContext(
-        positions, positions, positions, 2, H, x.device, scheme.tables(positions, x.dtype)
-    )
+    context = context_of(scheme, positions)
     out = attention(x, AttentionPass(context, scheme.plan(context), None), None)
 
     weights = (attention.wq, attention.wk, attention.wv)

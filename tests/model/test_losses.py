@@ -1,7 +1,5 @@
 """Loss, initialization, and the reported size of the model."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -15,8 +13,6 @@ import model.attention.softmax
 import model.loss
 from model import IGNORED, SCHEMES, ModelSettings, Transformer
 from model.attention.kernels import attend
-from tests.interop.models import double_precision
-from tests.model.llama import as_llama, their_name
 from tests.model.zoo import LAYERS, D, H, V, build, close, ids, settings_of
 
 B = 4
@@ -97,20 +93,6 @@ def test_initialization_depends_on_the_seed_alone(name):
         # some of a scheme's start at a constant
         if value.ndim == 2 and (value != value.flatten()[0]).any():
             assert not torch.equal(value, other[key])
-
-
-def test_gradients_equal_those_of_transformers():
-    net = build("rope", dim=30)
-    tokens = ids(B, T + 1)
-    net(tokens[:, :-1], targets=tokens[:, 1:]).mean().backward()
-    rope = {"rope_theta": 10_000.0, "rope_type": "default"}
-    with double_precision():
-        theirs = as_llama(net, rope_parameters=rope)
-        logits = theirs(tokens[:, :-1]).logits
-        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    expected = dict(theirs.named_parameters())
-    for name, p in net.named_parameters():
-        close(p.grad, expected[their_name(name)].grad, atol=1e-11)
 
 
 def test_flops_match_torch_flop_counter(monkeypatch):

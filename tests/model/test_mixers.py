@@ -2,60 +2,15 @@
 
 Layers of transformers, with all their options, are in tests/interop."""
 
-from __future__ import annotations
-
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from model import ModelSettings, TokenPositions, Transformer
 from model.mixers import layer_state
-from model.mixers.recurrence import Inputs
-from model.mixers.short_convolution import CausalConvolution
-from tests.model import test_conformance, test_recurrence
 from tests.model.zoo import CONFIGS, RECURRENT, V, build, ids
-
-
-def without_documents(inputs: Inputs, before: Tensor | None) -> Inputs:
-    """A state that is not reset where a document begins."""
-    whole = ORIGINAL(inputs, before)
-    return replace(whole, document=None if whole.document is None else whole.document * 0)
-
-
-def decaying_padding(inputs: Inputs, before: Tensor | None) -> Inputs:
-    """Padding that decays the state."""
-    log_decay = ORIGINAL(replace(inputs, document=None), None).log_decay
-    return replace(ORIGINAL(inputs, before), log_decay=log_decay)
-
-
-ORIGINAL = Inputs.without_padding
-FILTER = CausalConvolution.forward
-FAULTS = {
-    "state": (Inputs, "without_padding", without_documents, "gated_deltanet-none"),
-    "padding": (Inputs, "without_padding", decaying_padding, "mamba2"),
-    "convolution": (
-        CausalConvolution,
-        "forward",
-        lambda self, x, order: FILTER(self, x, None),
-        "short_convolution-none",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_caught(fault, monkeypatch):
-    owner, name, wrong, case = FAULTS[fault]
-    check = test_conformance.test_packed_documents_do_not_attend_to_each_other
-    if fault == "padding":
-        check = test_recurrence.test_padding_and_other_documents_have_no_effect
-    check(case)
-    monkeypatch.setattr(owner, name, wrong)
-    with pytest.raises(AssertionError):
-        check(case)
 
 
 @pytest.mark.parametrize("case", [*(f"{name}-rope" for name in RECURRENT), "latent-rope"])

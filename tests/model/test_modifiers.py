@@ -1,7 +1,5 @@
 """Temperatures and sink logits against other implementations and by hand."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -16,8 +14,7 @@ from model import TokenPositions
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView
 from model.attention.weights import Normalizer
-from model.position import AttentionContext
-from tests.model.alone import B, doubles, drawn, normal, visible
+from tests.model.alone import context_of, doubles, drawn, normal, scheme_of, visible
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 
 L0 = 7  # original length
@@ -88,22 +85,18 @@ def test_a_temperature_multiplies_the_scores(scheme, temperature):
     assert (plain(tokens) - unscaled).abs().max() > 1e-3
 
 
-def sink_attention(kernel: str, sinks: Tensor, window: int | None = None) -> Tensor:
-    q, k, v = drawn(T)
-    positions = TokenPositions.plain(T)
-    device = torch.device("cpu")
-    context = AttentionContext(positions, positions, positions, B, H, device, window=window)
-    return attend([AttentionView(q, k, context.mask())], v, 0.4, kernel, Normalizer(sinks))
-
-
 @pytest.mark.parametrize("kernel", ["auto", "dense", "flex"])
 @pytest.mark.parametrize("window", [None, 5])
 @torch.no_grad()
 def test_sink_logit_matches_gpt_oss(kernel, window):
     sinks = normal(H) * 2
     q, k, v = drawn(T)
-    seen = visible(TokenPositions.plain(T), T, window)
+    positions = TokenPositions.plain(T)
+    seen = visible(positions, T, window)
     mask = torch.zeros(seen.shape).double().masked_fill(~seen, -math.inf)
     layer = SimpleNamespace(num_key_value_groups=H // G, sinks=sinks, training=False)
     theirs, _ = eager_attention_forward(layer, q, k, v, mask, 0.4)
-    close(sink_attention(kernel, sinks, window), theirs.transpose(1, 2), atol=1e-12)
+    context = context_of(scheme_of("none", window=window), positions)
+    views = [AttentionView(q, k, context.mask())]
+    ours = attend(views, v, 0.4, kernel, Normalizer(sinks))
+    close(ours, theirs.transpose(1, 2), atol=1e-12)

@@ -1,23 +1,14 @@
 """Accuracy at long positions and in low precision."""
 
-from __future__ import annotations
-
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from model import TokenPositions
-from tests.model.zoo import T, build, close, every_case, ids, reach_of, schemes_of
+from tests.model.zoo import D, T, build, close, every_case, ids, reach_of, shifted
 
 FAR = 1_000_000
-
-
-def far_places(tokens: int, start: int) -> TokenPositions:
-    here = TokenPositions.plain(tokens)
-    return replace(here, position=here.position + start, position_end=start + tokens)
 
 
 @pytest.mark.parametrize(
@@ -29,16 +20,16 @@ def test_float32_at_a_million_is_as_accurate_as_at_zero(case):
     single = build(case, dtype=torch.float32)
     tokens = ids(2, T)
     for start in (0, FAR):
-        exact = model(tokens, far_places(T, start))
-        close(single(tokens, far_places(T, start)).double(), exact, atol=2e-5)
+        exact = model(tokens, shifted(T, start))
+        close(single(tokens, shifted(T, start)).double(), exact, atol=2e-5)
 
 
 def test_angles_at_a_million_against_exact_arithmetic():
     """math.cos reduces its argument exactly; float32 angles would be wrong by 4e-2 here."""
-    (rope,) = schemes_of(build("rope"))
-    cos, sin = rope.tables(far_places(1, FAR), torch.float32)
-    for k in range(cos.shape[-1]):
-        angle = FAR * 10_000.0 ** (-2 * k / (2 * cos.shape[-1]))
+    rope = build("rope").position["all"]
+    cos, sin = rope.tables(shifted(1, FAR), torch.float32)
+    for k in range(D // 2):
+        angle = FAR * 10_000.0 ** (-2 * k / D)
         assert float(cos[0, 0, k]) == pytest.approx(math.cos(angle), abs=1e-7)
         assert float(sin[0, 0, k]) == pytest.approx(math.sin(angle), abs=1e-7)
 
@@ -53,7 +44,7 @@ def test_bfloat16_model_matches_float64_at_large_positions(case):
     length = reach_of(half)
     tokens = ids(2, length)
     for start in (0, 4096) if half.limit is None else (0,):
-        positions = far_places(length, start)
+        positions = shifted(length, start)
         out = half(tokens, positions)
         assert out.dtype == torch.bfloat16
         off = (out.double() - exact(tokens, positions)).abs()

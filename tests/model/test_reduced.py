@@ -1,35 +1,17 @@
 """Settings without what has no effect on short sequences: equal settings must mean equal logits."""
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from model import TokenPositions
 from tests.model.zoo import build, ids
 
 L0 = 16
 LENGTHS = (6, 8, 9, 16, 17, 33)
-KEPT = {"window": 12, "sinks": 4}
-AUTO = {"factor": "auto"}
-# Overrides of a model trained with RoPE at 16 tokens, and the longest length that they are known to
-# keep.
-METHODS = {
-    "linear": ({"scaling": {"name": "linear", **AUTO}}, L0),
-    "ntk": ({"scaling": {"name": "ntk", **AUTO}}, L0),
-    "yarn": ({"scaling": {"name": "yarn", **AUTO}}, L0),
-    "longrope": ({"scaling": {"name": "longrope", "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0]}}, L0),
-    "dynamic": ({"scaling": {"name": "dynamic", "factor": 2.0}}, L0),
-    "fixed factor": ({"scaling": {"name": "linear", "factor": 2.0}}, 0),
-    "window": ({"window": 9}, 9),
-    "window and sinks": (KEPT, 16),
-    "rerope": ({"remap": {"name": "rerope"}}, 8),
-    "leaky_rerope": ({"remap": {"name": "leaky_rerope"}}, 8),
-    "self_extend": ({"remap": {"name": "self_extend"}}, 8),
-    "lambda": ({**KEPT, "remap": {"name": "lambda"}}, 9),
-    "streaming": ({**KEPT, "remap": {"name": "streaming"}}, 16),
-    "temperature": ({"temperature": {"name": "fixed", "value": 1.5}}, 0),
-}
+METHODS = yaml.safe_load(Path(__file__).with_name("reduced.yaml").read_text())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,8 +3,6 @@
 Heads have five pairs of features, and T is not a multiple of the chunk or group size.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,18 +10,15 @@ import torch
 from torch import Tensor
 
 from model import TokenPositions
-from model.attention.kernels import attend, choose
-from model.attention.weights import SOFTMAX
 from tests.model.alone import (
     attended,
     by_head,
-    context_of,
     drawn,
     scheme_of,
     visible,
     weighted,
 )
-from tests.model.zoo import D, build, close, ids
+from tests.model.zoo import D, close
 
 T = 23
 THETA = 50.0
@@ -133,8 +128,9 @@ def check(
 
 
 @every_case
-@pytest.mark.parametrize("kernel", ["explicit", "dense"])
-def test_scores_use_remapped_distances(case, kernel):
+@pytest.mark.parametrize("kernel", ["merged", "explicit", "dense"])
+def test_scores_use_remapped_distances(case, kernel, monkeypatch):
+    monkeypatch.setattr("model.attention.sdpa.QUERY_BLOCK", 4)
     check(case, kernel=kernel)
 
 
@@ -154,43 +150,6 @@ def test_remaps_compose_with_scaling_and_amplitude(case):
     check(case, divisor=2.5, scaling={"name": "linear", "factor": 2.5})
     scaling = {"name": "yarn", "factor": 1.0, "attention_factor": 1.3}
     check(case, amplitude=1.3, scaling=scaling)
-
-
-# (remap, number of tokens up to which it is plain RoPE, exactly)
-PLAIN_UP_TO = [
-    ({"name": "rerope", "distance": 7}, 8),
-    ({"name": "leaky_rerope", "distance": 7, "factor": 2.0}, 8),
-    ({"name": "leaky_rerope", "distance": 3, "factor": 1.0}, None),
-    ({"name": "self_extend", "neighbors": 6, "group": 3}, 7),
-    ({"name": "self_extend", "neighbors": 6, "group": 1}, None),
-    ({"name": "dual_chunk", "chunk": 7, "local": 2}, 8),
-]
-
-
-@pytest.mark.parametrize(("remap", "tokens"), PLAIN_UP_TO)
-@torch.no_grad()
-def test_remap_equals_rope_at_short_distances_only(remap, tokens):
-    """Through the whole model. With w = 7 the distance 7 is kept, so 8 tokens are."""
-    remapped = build({"name": "rope", "remap": remap})
-    plain = build("rope")
-    for count in range(1, 14):
-        text = ids(2, count)
-        difference = (remapped(text) - plain(text)).abs().max()
-        assert (difference < 1e-10) == (tokens is None or count <= tokens), count
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("queries", [T, 6])
-@torch.no_grad()
-def test_merged_views_equal_the_dense_kernel(case, queries, monkeypatch):
-    monkeypatch.setattr("model.attention.sdpa.QUERY_BLOCK", 4)
-    remap, window, _ = CASES[case]
-    scheme = scheme_of("rope", theta=THETA, remap=remap, **window)
-    q, k, v = drawn(T)
-    plan = scheme.plan(context_of(scheme, PLAIN, queries=queries))
-    views = plan.read(q[:, :, -queries:], plan.write(k))
-    assert choose(views, v, SOFTMAX, "cpu") == "merged"
-    close(attend(views, v, D**-0.5), attend(views, v, D**-0.5, "dense"), atol=1e-12)
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(T, 64), (T, T), (16, 16)])

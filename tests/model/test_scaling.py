@@ -1,16 +1,15 @@
 """Frequencies and rotations of RoPE against transformers, float64 re-implementations of released
 code, and closed forms. No table of ours is used on both sides of a comparison."""
 
-from __future__ import annotations
-
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as cohere_rotary
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_rotary
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 
@@ -58,28 +57,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs, rtol=2e-6, atol=0)
 
 
-BETAS = {"factor": 16.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.7}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-DIVISORS = {
-    "short_factor": [1 + 0.01 * k for k in range(32)],
-    "long_factor": [1 + 0.4 * k for k in range(32)],
-}
-# Name and settings in both; lengths of sequences; (head_dim, trained length).
-SIZES = [(64, 512), (128, 4096), (80, 2048), (10, 256)]
-SCALINGS = [
-    ("linear", {"factor": 3.0}, SIZES),
-    ("yarn", {"factor": 4.0}, SIZES),
-    ("yarn", {"factor": 4.0, "truncate": False}, SIZES),
-    ("yarn", BETAS, SIZES),
-    ("yarn", {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 1.0}, SIZES[:1]),
-    ("yarn", {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.0}, SIZES[:1]),
-    ("yarn", {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.4}, SIZES[:1]),
-    ("llama3", LLAMA3, SIZES),
-    ("dynamic", {"factor": 1.0}, SIZES[::3]),
-    ("dynamic", {"factor": 2.5}, SIZES[::3]),
-    ("longrope", {"factor": 4.0, **DIVISORS}, SIZES[:1]),
-    ("longrope", {"factor": 4.0, **DIVISORS, "attention_factor": 1.3}, SIZES[:1]),
-]
+SCALINGS = yaml.safe_load(Path(__file__).with_name("scalings.yaml").read_text())
 
 
 @pytest.mark.parametrize(("name", "keys", "sizes"), SCALINGS)
@@ -99,24 +77,17 @@ def test_rotations_against_huggingface(layout):
     t = 7
     dim = 12
     offset = 5
-    q = normal(2, 3, t, dim)
-    k = normal(2, 3, t, dim, seed=1)
+    x = normal(2, 3, t, dim)
     angles = (torch.arange(t) + offset)[:, None] / THETA ** (torch.arange(0, dim, 2).double() / dim)
     angles = angles[None].expand(2, -1, -1)
     tables = rope(dim, layout=layout).tables(TokenPositions.plain(t, offset=offset), torch.float64)
-    ours = [rotate(x, *tables, layout) for x in (q, k)]
+    ours = rotate(x, *tables, layout)
     if layout == "half":
         wide = torch.cat([angles, angles], dim=-1)
-        for a, b in zip(ours, llama_rotary(q, k, wide.cos(), wide.sin()), strict=True):
-            close(a, b, atol=1e-13)
-        return
-    wide = angles.repeat_interleave(2, dim=-1)
-    # Cohere's rotation computes in float32.
-    cohere = cohere_rotary(q.float(), k.float(), wide.cos().float(), wide.sin().float())
-    for a, b in zip(ours, cohere, strict=True):
-        close(a.float(), b, atol=2e-6)
-    gptj = gptj_rotary(q.transpose(1, 2), angles.sin(), angles.cos()).transpose(1, 2)
-    close(ours[0], gptj, atol=1e-13)
+        theirs, _ = llama_rotary(x, x, wide.cos(), wide.sin())
+    else:
+        theirs = gptj_rotary(x.transpose(1, 2), angles.sin(), angles.cos()).transpose(1, 2)
+    close(ours, theirs, atol=1e-13)
 
 
 def test_longrope_first_positions_are_unscaled():
@@ -186,6 +157,5 @@ def test_p_rope_reversed_and_cut_by_wavelength():
 def test_resonance_rounds_wavelengths():
     wavelengths = 2 * math.pi / spectrum(64, resonance=True)
     assert wavelengths[:6].round(decimals=9).tolist() == [6, 8, 11, 15, 20, 26]  # Wang et al. 2024
-    close(wavelengths, wavelengths.round(), atol=1e-9)
     plain = 2 * math.pi / plain_frequencies(THETA, 64)
-    assert (wavelengths - plain).abs().max() <= 0.5 + 1e-9
+    close(wavelengths, plain.round(), atol=1e-9)

@@ -1,12 +1,9 @@
 """Settings of the model: what is refused, what may change after training, whose parameters are
 shared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from pydantic import ValidationError
 
@@ -14,7 +11,6 @@ from model import (
     SCHEMES,
     ModelError,
     ModelSettings,
-    TokenPositions,
     Transformer,
     check_override,
 )
@@ -22,7 +18,7 @@ from model.model_settings import without_pattern_scheme
 from model.position import PositionSettings
 from run_directory.run_settings import RunSettings
 from settings.load import dump, load_settings, load_stored
-from tests.model.zoo import V, build, ids, refusal, settings_of
+from tests.model.zoo import V, refusal, settings_of
 
 ROTARY = {"theta", "scaling", "resonance", "remap"}
 # What may change after training, besides window, sinks and temperature.
@@ -73,16 +69,6 @@ def test_learned_temperatures_are_neither_added_nor_removed(name):
         assert "model.position.temperature" in message
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_parameters_are_shared_or_per_layer(name):
-    fields = SCHEMES[name][0].model_fields
-    for choice in ({}, {"shared": True}, {"shared": False}, {"share": "layer"}):
-        if set(choice) <= set(fields) and name != "p_rope":
-            model = build({"name": name, **choice}, layers=2)
-            count = 2 if model.settings.position.per_layer else 1
-            assert len(model.position) == count
-
-
 INVALID = yaml.safe_load(Path(__file__).with_name("invalid_settings.yaml").read_text())
 
 
@@ -95,15 +81,6 @@ def test_invalid_settings_name_their_key(case):
     if isinstance(caught.value, ValidationError):
         message = " ".join(f"{e['loc']} {e['msg']}" for e in caught.value.errors())
     assert key in message
-
-
-def test_length_beyond_learned_table_reports_offset_plus_length():
-    model = build("learned")  # eleven rows
-    with torch.no_grad():
-        model(ids(1, 11))
-        for positions in (TokenPositions.plain(3, offset=9), TokenPositions.left_padded([12], 12)):
-            text = refusal(lambda p=positions: model(ids(1, p.order.shape[1]), p))
-            assert "'learned'" in text and "offset + T = 12" in text and "11 tokens" in text
 
 
 def test_overrides_of_kinds_after_training():

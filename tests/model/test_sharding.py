@@ -1,9 +1,5 @@
 """Windows that are sharded over processes: loss and gradients are those of one process."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
 from model import ContextShard, TokenPositions, Transformer
-from model.attention.sharding import ShardedWindow
 from tests import processes
 from tests.model.zoo import CASES, LAYERS, MIXER_CASES, D, G, H, build, ids
 from training.simulated import CollectiveCounter
@@ -38,13 +33,18 @@ def positions_of(layout: str, length: int) -> TokenPositions:
     return TokenPositions(order, order, begins.cumsum(1) - 1, "packed", length, (length,))
 
 
+def window_of(model: Transformer, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ROWS, L) inputs and targets."""
+    length = min(LENGTHS[layout], model.limit or 19)
+    tokens = ids(ROWS, length + 1)
+    return tokens[:, :-1], tokens[:, 1:].clone()
+
+
 def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
     """The sum of the NLL of this process's targets, and its gradients."""
     model = model_of(case)
-    length = min(LENGTHS[layout], model.limit or 19)
-    tokens = ids(ROWS, length + 1)
-    inputs = tokens[:, :-1]
-    targets = tokens[:, 1:].clone()
+    inputs, targets = window_of(model, layout)
+    length = inputs.shape[1]
     targets[0, 2] = -100
     if shard is not None:
         inputs = shard.select(inputs)
@@ -61,11 +61,9 @@ def read(
     """(ROWS, L) NLL of the last `keep` tokens without gradients, 0 for the tokens of other
     processes."""
     model = model_of(case).eval()
-    length = min(LENGTHS[layout], model.limit or 19)
-    tokens = ids(ROWS, length + 1)
+    inputs, targets = window_of(model, layout)
+    length = inputs.shape[1]
     index = torch.arange(length)[None]
-    inputs = tokens[:, :-1]
-    targets = tokens[:, 1:]
     if shard is not None:
         shard = shard.divided(length, 2)
         inputs, targets, index = (shard.select(x) for x in (inputs, targets, index))
@@ -83,9 +81,8 @@ def results(case: str, layout: str, shard: ContextShard | None = None) -> Result
     return result(case, layout, shard) | reads
 
 
-def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Result]:
+def in_groups(world: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], Result]:
     """The results of every case, summed over the ranks of one group."""
-    cases = list(cases)
 
     def work() -> dict:
         dist.init_process_group("gloo")
@@ -100,23 +97,17 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
         if isinstance(answer, BaseException):
             raise answer
     return {
-        case: {
-            name: sum(torch.from_numpy(rank[case][name]) for rank in ranks)
-            for name in ranks[0][case]
-        }
-        for case in ranks[0]
+        case: {name: sum(torch.from_numpy(rank[case][name]) for rank in ranks) for name in names}
+        for case, names in ranks[0].items()
     }
 
 
 def check(world: int, cases: list[tuple[str, str]]) -> None:
-    wrong = {}
     for case, found in in_groups(world, cases).items():
         expected = results(*case)
         assert found.keys() == expected.keys()
-        far = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
-        if not all(x < 1e-10 for x in far.values()):
-            wrong[case] = far
-    assert not wrong
+        for name, x in expected.items():
+            torch.testing.assert_close(found[name], x, rtol=0, atol=1e-10, msg=f"{case}: {name}")
 
 
 # Every mechanism: keys, windows, sinks, extras, states and layers of several kinds. All schemes are
@@ -179,21 +170,6 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers, con
     }
 
 
-def test_tokens_visible_to_a_chunk():
-    """Of 32 tokens in chunks of 8, with a window of 4 and 2 sinks. In packed documents sinks are
-    anywhere."""
-    settings = build("rope-sinks").settings.position
-    plain, packed = (
-        ShardedWindow(ContextShard(0, 2, ""), positions_of(layout, 32))
-        for layout in ("plain", "packed")
-    )
-    assert [plain.visible(chunk, settings) for chunk in (0, 1, 3)] == [
-        *([(0, 8)], [(0, 2), (5, 16)], [(0, 2), (21, 32)])
-    ]
-    assert packed.visible(3, settings) == [(0, 32)]
-    assert packed.visible(3, settings.model_copy(update={"sinks": 0})) == [(21, 32)]
-
-
 class CollectiveOrder(TorchDispatchMode):
     """Records when gathers start, and when their results are waited for."""
 
@@ -221,32 +197,19 @@ def test_gathers_of_later_chunks_start_before_attention():
     assert order.found == LAYERS * (4 * ["all_"] + 4 * ["wait"])
 
 
-def gathers_with_gloo(rounds: int) -> list[tuple[bool, set[str]]]:
-    """Of each of two ranks: whether gathers that are under way together are right, and their
-    operations."""
+def test_gloo_gathers_by_exchange():
+    """Its all-gather can corrupt memory while another collective is under way."""
 
-    def work() -> tuple[bool, set[str]]:
+    def work() -> set[str]:
         dist.init_process_group("gloo")
         shard = ContextShard.of(dist.group.WORLD)
-        right = True
         with CollectiveCounter(shard.group) as counted:
-            for round_ in range(rounds):
-                started = [
-                    shard.gather(torch.full((2, 9), 10.0 * round_ + shard.rank + k))
-                    for k in range(4)
-                ]
-                for k, one in enumerate(started):
-                    found = [float(x.unique()) for x in shard.gathered(one)]
-                    right &= found == [10.0 * round_ + rank + k for rank in range(2)]
+            shard.gathered(shard.gather(torch.ones(2, 9)))
         dist.barrier()
         dist.destroy_process_group()
-        return right, {name for name, _ in counted.counts}
+        return {name for name, _ in counted.counts}
 
-    return processes.together(2, work)
-
-
-def test_gloo_gathers_by_exchange():
-    assert gathers_with_gloo(5) == 2 * [(True, {"all-to-all"})]
+    assert processes.together(2, work) == 2 * [{"all-to-all"}]
 
 
 @pytest.mark.parametrize(

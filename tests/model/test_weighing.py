@@ -1,8 +1,6 @@
 """Schemes that compute attention weights, against loops over pairs, published code and closed
 forms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -23,7 +21,6 @@ from tests.model.alone import (
     close_for_tokens,
     drawn,
     every_layout,
-    normal,
     scheme_of,
     visible,
     weighted,
@@ -34,15 +31,6 @@ from tests.model.zoo import C, D, H, close
 Q = 7
 SCALE = D**-0.5
 PLAIN = LAYOUTS["plain"]
-
-
-def random(name: str, **keys) -> PositionalScheme:
-    """The scheme with every parameter drawn."""
-    scheme = scheme_of(name, **keys)
-    with torch.no_grad():
-        for n, weight in enumerate(scheme.parameters()):
-            weight.copy_(0.6 * normal(*weight.shape, seed=n))
-    return scheme
 
 
 def distances_of(positions: TokenPositions, queries: int) -> Tensor:
@@ -70,7 +58,7 @@ def by_loops(weights_of, positions: TokenPositions, q: Tensor, k: Tensor, v: Ten
 @torch.no_grad()
 def test_cope_matches_loops(gate, layout, window):
     """Counts of visible keys only; four rows, so that many counts are clamped and many are not."""
-    scheme = random("cope", positions=4, gate=gate, **window)
+    scheme = scheme_of("cope", spread=0.6, positions=4, gate=gate, **window)
     rows = scheme.weight
     clamped = []
 
@@ -118,7 +106,7 @@ def test_stick_breaking_matches_product(remainder, layout, window):
 @pytest.mark.parametrize("values", [False, True])
 @torch.no_grad()
 def test_shaw_adds_vectors_to_each_key_and_value(values, layout, window):
-    scheme = random("shaw", clip=3, values=values, **window)
+    scheme = scheme_of("shaw", spread=0.6, clip=3, values=values, **window)
     positions = LAYOUTS[layout]
     q, k, v = drawn(Q, S)
     index = distances_of(positions, Q).clamp(max=3)
@@ -142,7 +130,7 @@ def sinusoid(d: float) -> Tensor:
 @torch.no_grad()
 def test_transformer_xl_matches_xlnet_relative_shift(queries):
     """Also with cached keys before the queries, where the shift is easily off by one."""
-    scheme = random("transformer_xl")
+    scheme = scheme_of("transformer_xl", spread=0.6)
     config = XLNetConfig(d_model=H * D, n_head=H, d_inner=8, n_layer=1, vocab_size=8, dropout=0.0)
     theirs = XLNetRelativeAttention(config).double().eval()
     theirs.r_w_bias.copy_(scheme.u)
@@ -166,7 +154,7 @@ def test_transformer_xl_matches_xlnet_relative_shift(queries):
 @torch.no_grad()
 def test_dape_matches_linear_layers(base, layout, window):
     """Their second layer has a bias, drawn at random: the softmax cancels it."""
-    scheme = random("dape", base=base, width=5, **window)
+    scheme = scheme_of("dape", spread=0.6, base=base, width=5, **window)
     positions = LAYOUTS[layout]
     net = nn.Sequential(nn.Linear(2 * H, 5), nn.LeakyReLU(), nn.Linear(5, H)).double()
     net[0].weight.copy_(scheme.weight1)
@@ -212,7 +200,7 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
     results = []
     for size in (S, 3):
         monkeypatch.setattr("model.attention.explicit.query_block", lambda *_, size=size: size)
-        scheme = random(name, **CASES[name], **window)
+        scheme = scheme_of(name, spread=0.6, **CASES[name], **window)
         results.append(with_gradients(scheme, LAYOUTS[layout]))
     dense = attended(scheme, LAYOUTS[layout], *drawn(S), kernel="dense").detach()
     close(dense, results[0][0], atol=1e-12)

@@ -1,16 +1,16 @@
 """The cases of the conformance suite: every positional scheme, and a small model.
 
 Every scheme of `SCHEMES` is included with its default settings, with a window, and in a layer
-pattern; variants.yaml adds variants of a scheme.
+pattern; variants.yaml adds variants of a scheme, and mixers.yaml layers that are not softmax attention.
 
 All sizes differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
 """
 
-from __future__ import annotations
-
 import functools
+import itertools
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,12 @@ TRAIN = 11
 T = 19
 WINDOW = 5
 
-EXTRAS: dict[str, dict[str, dict]] = yaml.safe_load(
-    Path(__file__).with_name("variants.yaml").read_text()
-)
+
+def _read(name: str) -> dict:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text())
+
+
+EXTRAS: dict[str, dict[str, dict]] = _read("variants.yaml")
 _NEAR = {"name": "rope", "window": 4, "theta": 100.0}
 _PATTERNS = {f"pattern-{name}": {"near": _NEAR, "far": {"name": name}} for name in SCHEMES}
 
@@ -54,36 +57,6 @@ def _cases() -> dict[str, dict]:
 CASES = _cases()
 
 
-def _place(case: str) -> int:
-    """The index of a case among those of its scheme."""
-    scheme = (
-        CASES[case].get("name") if "kinds" not in CASES[case] else case.removeprefix("pattern-")
-    )
-    own = [c for c, keys in CASES.items() if keys.get("name") == scheme or c == f"pattern-{scheme}"]
-    return own.index(case)
-
-
-PLACES = {case: _place(case) for case in CASES}
-# Linear attention, whose options are those of the model.
-LINEAR_CASES: dict[str, dict] = {
-    "none": {"name": "none"},
-    "learned": {"name": "learned"},
-    "rope": {"name": "rope"},
-    "rope-auto": {"name": "rope", "scaling": {"name": "yarn"}},
-    "pattern": {
-        "name": "pattern",
-        "layers": ["a", "b"],
-        "kinds": {"a": {"name": "rope", "theta": 50.0}, "b": {"name": "none"}},
-    },
-}
-LINEAR = {
-    f"linear-{form}-{name}": {
-        "position": position,
-        "mixer": {"name": "linear", "form": form, "chunk": 4},
-    }
-    for form in ("numerator", "cosine")
-    for name, position in LINEAR_CASES.items()
-}
 CONFIGS = Path(__file__).parents[2] / "configs" / "mixer"
 RECURRENT = ("retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "kda")
 SMALL_RANKS = {"decay_rank": 7, "gate_rank": 8}
@@ -96,63 +69,14 @@ def _recurrent(name: str) -> dict:
     return {**mixer, **ranks, "chunk": 4, "value_dim": 12}
 
 
-LATENT = {"name": "latent", "rank": 7, "unrotated_dim": 4, "value_dim": 9, "query_rank": 11}
-MIXER_CASES: dict[str, dict] = {
-    **LINEAR,
-    **{
-        f"{name}-{scheme}": {"position": {"name": scheme}, "mixer": _recurrent(name)}
-        for name in RECURRENT
-        for scheme in ("none", "rope")
-    },
-    "short_convolution-none": {
-        "position": {"name": "none"},
-        "mixer": {"name": "short_convolution", "width": 4, "bias": True},
-    },
-    **{
-        f"latent-{scheme}": {"position": {"name": scheme}, "mixer": LATENT, "kv_heads": 1}
-        for scheme in ("none", "rope", "alibi", "fox")
-    },
-    "hybrid": {
-        "position": {"name": "none"},
-        "pattern": ["delta", "convolution", "full"],
-        "kinds": {
-            "delta": {"mixer": _recurrent("gated_deltanet")},
-            "convolution": {"mixer": {"name": "short_convolution"}},
-            "full": {"position": {"name": "rope", "window": WINDOW}},
-        },
-    },
-}
-_STATE = {"mixer": {"name": "linear", "chunk": 4}}
-# Output gates, and kinds of layers with other heads.
-GATED: dict[str, dict] = {
-    "gate-head": {"position": {"name": "rope"}, "gate": "head"},
-    "gate-channel": {
-        "position": {"name": "fox"},
-        "gate": "channel",
-        "norm_placement": "output",
-        "value_norm": True,
-        "layer_scale": True,
-    },
-    "hybrid-heads": {
-        "position": {"name": "rope"},
-        "gate": "channel",
-        "pattern": ["state", "full"],
-        "kinds": {
-            "state": {**_STATE, "gate": "none"},
-            "full": {"heads": 4, "kv_heads": 2, "head_dim": 14},
-        },
-    },
-    "hybrid-window": {
-        "position": {"name": "none"},
-        "pattern": ["near", "state", "far"],
-        "kinds": {
-            "near": {"position": {"name": "rope", "window": 4, "theta": 100.0}},
-            "state": {**_STATE, "gate": "head", "heads": 3},
-            "far": {"position": {"temperature": {"name": "log_n"}}, "gate": "head"},
-        },
-    },
-}
-MIXER_CASES |= GATED
+_MIXERS = _read("mixers.yaml")
+LINEAR: dict[str, dict] = _MIXERS["linear"]
+GATED: dict[str, dict] = _MIXERS["gated"]
+MIXER_CASES: dict[str, dict] = LINEAR | GATED | _MIXERS["others"]
+for _name, _scheme in itertools.product(RECURRENT, ("none", "rope")):
+    _case = {"position": {"name": _scheme}, "mixer": _recurrent(_name)}
+    MIXER_CASES[f"{_name}-{_scheme}"] = _case
+MIXER_CASES["hybrid"]["kinds"]["delta"]["mixer"] = _recurrent("gated_deltanet")
 QUICK_MIXERS = (
     *LINEAR,
     *GATED,
@@ -163,16 +87,15 @@ QUICK_MIXERS = (
     "latent-rope",
     "hybrid",
 )
-LAYOUTS = ("plain", "ragged", "packed")
 
 
 def every_case(test: Callable) -> Callable:
-    """Parametrize by `case`. A third of the cases of each scheme is quick, another third for each
-    test; the others are slow."""
+    """Parametrize by `case`. Every third case is quick, other ones for each test; the others are
+    slow."""
     offset = zlib.crc32(test.__name__.encode())
     params = [
-        pytest.param(case, marks=() if (place + offset) % 3 == 0 else pytest.mark.slow)
-        for case, place in PLACES.items()
+        pytest.param(case, marks=() if (index + offset) % 3 == 0 else pytest.mark.slow)
+        for index, case in enumerate(CASES)
     ]
     return pytest.mark.parametrize("case", params)(test)
 
@@ -326,6 +249,12 @@ def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) ->
         (length or positions.shape[1],),
         unit_steps=False,
     )
+
+
+def shifted(tokens: int, by: int) -> TokenPositions:
+    """Plain tokens at later positions."""
+    plain = TokenPositions.plain(tokens)
+    return replace(plain, position=plain.position + by, position_end=tokens + by)
 
 
 @torch.no_grad()

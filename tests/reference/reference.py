@@ -85,10 +85,6 @@ class Tree:
             raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-200:]}")
         return done.stdout
 
-    def values(self, group: str) -> Values:
-        """Everything that `group` computes."""
-        return getattr(self, group)()
-
     def models(self) -> Values:
         out = self.work / "models.npz"
         self.run(HERE / "model_values.py", [str(out)])
@@ -199,20 +195,15 @@ def results_values(folder: Path, name: str) -> Values:
 
 def json_values(value, name: str) -> Values:
     """The leaves of a JSON value by their path; a list of numbers or strings is one leaf."""
-    if isinstance(value, dict):
-        parts = {key: part for key, part in value.items() if key not in LEFT_OUT}
-        return {
-            k: v
-            for key, part in parts.items()
-            for k, v in json_values(part, f"{name}/{key}").items()
-        }
     if isinstance(value, list) and any(isinstance(part, list | dict) for part in value):
-        return {
-            k: v
-            for i, part in enumerate(value)
-            for k, v in json_values(part, f"{name}/{i}").items()
-        }
-    return {name: np.array(json.dumps(value))}
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {name: np.array(json.dumps(value))}
+    values: Values = {}
+    for key, part in value.items():
+        if key not in LEFT_OUT:
+            values |= json_values(part, f"{name}/{key}")
+    return values
 
 
 def array_values(path: Path, name: str) -> Values:
@@ -235,28 +226,23 @@ def difference(expected: np.ndarray, computed: np.ndarray, tolerance: float) -> 
     """How two values differ; empty if they do not."""
     if expected.shape != computed.shape:
         return f"shape {expected.shape} is now {computed.shape}"
+    expected = np.atleast_1d(expected)
+    computed = np.atleast_1d(computed)
     if expected.dtype.kind in "US" or computed.dtype.kind in "US":
-        unequal = np.atleast_1d(expected != computed)
+        unequal = expected != computed
         if not unequal.any():
             return ""
-        before = shortened(np.atleast_1d(expected)[unequal][0])
-        after = shortened(np.atleast_1d(computed)[unequal][0])
+        before, after = (repr(str(x[unequal][0]))[:80] for x in (expected, computed))
         return f"{unequal.sum()} of {unequal.size}: {before} is now {after}"
     expected = expected.astype(np.float64)
     computed = computed.astype(np.float64)
     scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0)))
-    both_missing = np.isnan(expected) & np.isnan(computed)
-    apart = np.where(both_missing, 0, np.abs(computed - expected))
-    # Not a number on one side only is a difference too.
-    unequal = ~(apart <= tolerance * scale)
+    atol = tolerance * scale
+    unequal = ~np.isclose(computed, expected, rtol=0, atol=atol, equal_nan=True)
     if not unequal.any():
         return ""
-    return f"{unequal.sum()} of {unequal.size}, by up to {apart[unequal].max():.2e}"
-
-
-def shortened(text: str) -> str:
-    text = str(text)
-    return repr(text if len(text) <= 60 else f"{text[:60]} ...")
+    apart = np.abs(computed - expected)[unequal].max()
+    return f"{unequal.sum()} of {unequal.size}, by up to {apart:.2e}"
 
 
 def store(out: Path, root: Path, groups: list[str], jobs: int) -> int:
@@ -268,7 +254,7 @@ def store(out: Path, root: Path, groups: list[str], jobs: int) -> int:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="reference-") as folder:
             work = start if group == "runs" else copied(start, Path(folder), group)
-            values = Tree(root, work, jobs).values(group)
+            values = getattr(Tree(root, work, jobs), group)()
         np.savez_compressed(out / f"{group}.npz", **escaped(values))
         print(f"{group}: {len(values)} values, {time.monotonic() - begin:.0f} s", flush=True)
     return 0
@@ -282,7 +268,7 @@ def compare(out: Path, root: Path, groups: list[str], jobs: int) -> int:
             expected = dict(stored)
         with tempfile.TemporaryDirectory(prefix="reference-") as folder:
             work = copied(out / "start", Path(folder), group)
-            computed = escaped(Tree(root, work, jobs).values(group))
+            computed = escaped(getattr(Tree(root, work, jobs), group)())
         lines = differences(group, expected, computed)
         differ = differ or bool(lines)
         seconds = time.monotonic() - begin

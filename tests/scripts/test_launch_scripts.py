@@ -1,7 +1,5 @@
 """scripts/launch with stand-ins for SLURM and the other machines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -62,7 +60,9 @@ def run(script: str, *words: str, **environment: str) -> subprocess.CompletedPro
 def test_slurm_tasks_rendezvous_and_requeue(standins, status):
     arguments = standins / "arguments"
     done = run(
-        *("slurm.sh", "configs/tiny.yaml", "seed=1"),
+        "slurm.sh",
+        "configs/tiny.yaml",
+        "seed=1",
         PATH=f"{standins}:{os.environ['PATH']}",
         PYTHON=str(standins / "python"),
         ARGUMENTS=str(arguments),
@@ -87,26 +87,23 @@ def test_slurm_tasks_rendezvous_and_requeue(standins, status):
 
 
 @pytest.mark.parametrize(
-    ("option", "config"), [((), "many_nodes"), (("--sharded",), "many_nodes_fsdp")]
+    ("option", "config"), [("", "many_nodes"), ("--sharded", "many_nodes_fsdp")]
 )
 def test_node_starts_its_processes(standins, option, config):
     arguments = standins / "arguments"
-    words = ["--node", "1", "--nodes", "3", "--gpus", "8", "--host", "first", *option]
-    done = run(
-        "multi_node.sh",
-        *words,
-        "--",
-        "configs/base.yaml",
-        PYTHON=str(standins / "launcher"),
-        ARGUMENTS=str(arguments),
-    )
+    environment = {"PYTHON": str(standins / "launcher"), "ARGUMENTS": str(arguments)}
+    words = f"--node 1 --nodes 3 --gpus 8 --host first {option} -- configs/base.yaml".split()
+    done = run("multi_node.sh", *words, **environment)
     assert done.returncode == 0, done.stderr
-    assert arguments.read_text().split() == [
-        *("-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"),
-        *("--num_machines", "3", "--num_processes", "24", "--machine_rank", "1"),
-        *("--main_process_ip", "first", "--main_process_port", "29500"),
-        *("train.py", "configs/base.yaml", "training.parallel.processes=24"),
-    ]
+    assert (
+        arguments.read_text().split()
+        == (
+            f"-m accelerate.commands.launch --config_file configs/accelerate/{config}.yaml "
+            "--num_machines 3 --num_processes 24 --machine_rank 1 "
+            "--main_process_ip first --main_process_port 29500 "
+            "train.py configs/base.yaml training.parallel.processes=24"
+        ).split()
+    )
 
 
 @pytest.mark.parametrize(

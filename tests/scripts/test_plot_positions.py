@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from errors import UserError
 from evaluation.schemes.scheme_figures import FIGURES
 from model import ModelSettings, Transformer
 from scripts.plots import plot_positions
@@ -33,7 +32,7 @@ def test_script_writes_figures_reproducibly(plot, monkeypatch):
     rows = pd.read_csv(first / "decay.csv")
     assert (rows[rows.distance == 0].bound == 2.5).all()  # (1 + 2 + 3 + 4) / 4 pairs
     saved = []
-    monkeypatch.setattr(plot_positions, "save", lambda figure, out, name, dpi: saved.append(name))
+    monkeypatch.setattr(plot_positions, "save", lambda figure, out, name: saved.append(name))
     out = plot(*words[1:], folder="all")
     assert saved == list(FIGURES)
     assert {path.stem for path in out.iterdir()} == set(FIGURES)
@@ -52,22 +51,3 @@ def test_custom_schemes_and_trained_runs_are_plotted(plot, monkeypatch):
     out = plot("decay", *SMALL, "--scheme", yaml, "--scheme", "rope")
     labels = set(pd.read_csv(out / "decay.csv").scheme)
     assert labels == {"rope, theta 100, scaling linear", "rope"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["decay", "--scheme", "alibi"], "'alibi' has no fixed frequencies"),
-        (["biases", "--scheme", "rope"], "rope adds no positional bias"),
-        (["decay", "--scheme", "rop"], "unknown positional scheme 'rop'"),
-        (["decay", "--scheme", "{name: rope, theta: -1}"], "scheme 'rope': theta: "),
-        (["waves"], "'waves'"),
-        (["--dim", "two"], "'two'"),
-        (["--scheme", "{"], "is not a scheme"),
-        (["--head", "8"], "--head must be less than --heads 8"),
-    ],
-)
-def test_invalid_arguments_are_rejected(plot, words, message):
-    with pytest.raises(UserError) as caught:
-        plot(*words)
-    assert message in str(caught.value)

@@ -2,9 +2,11 @@
 tokenizers."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
+import yaml
 from tokenizers import processors
 from transformers import AutoTokenizer
 
@@ -23,9 +25,7 @@ from data.tokenizers.tokenizer_settings import (
 )
 
 TEXT = "the cat sat on the mat, and the dog sat on the log; " * 9
-BOS = "<|begin_of_text|>"
-EOS = "<|end_of_text|>"
-TURN = "<|turn|>"
+SYMBOLS = yaml.safe_load(Path(__file__).with_name("symbols.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def plain() -> tokenizers.Tokenizer:
     assert isinstance(made, HuggingFaceTokenizer)
     spec = json.loads(made.content) | {"post_processor": None}
     found = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    found.add_special_tokens([TURN])
+    found.add_special_tokens(["<|turn|>"])
     return found
 
 
@@ -51,15 +51,7 @@ def write_folder(folder, library: tokenizers.Tokenizer, **files) -> None:
 
 
 @pytest.mark.parametrize("has_template", [False, True])
-@pytest.mark.parametrize(
-    ("config", "bos", "eos"),
-    [
-        ({"bos_token": BOS, "eos_token": EOS}, 0, 1),
-        ({"bos_token": {"content": BOS, "__type": "AddedToken"}, "eos_token": TURN}, 0, 270),
-        ({"bos_token": None, "eos_token": EOS}, None, 1),
-        ({"bos_token": EOS, "eos_token": EOS}, 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("config", "bos", "eos"), SYMBOLS["config"])
 def test_folder_has_the_symbols_of_auto_tokenizer(plain, tmp_path, config, bos, eos, has_template):
     library = tokenizers.Tokenizer.from_str(plain.to_str())
     if has_template and bos is not None:
@@ -80,36 +72,16 @@ def test_folder_has_the_symbols_of_auto_tokenizer(plain, tmp_path, config, bos, 
         assert load_folder_tokenizer(tmp_path).add_bos == (add_bos and bos is not None)
 
 
-@pytest.mark.parametrize(
-    ("files", "bos", "eos", "eos_ids"),
-    [
-        ({"special_tokens_map": {"bos_token": BOS, "eos_token": {"content": EOS}}}, 0, 1, (1,)),
-        ({"config": {"bos_token_id": 0, "eos_token_id": [270, 1]}}, 0, 270, (1, 270)),
-        ({"generation_config": {"bos_token_id": 0, "eos_token_id": 1}}, 0, 1, (1,)),
-        (
-            {
-                "tokenizer_config": {"eos_token": EOS},
-                "config": {"bos_token_id": 0, "eos_token_id": 5},
-                "generation_config": {"eos_token_id": [270, 1, 999]},
-            },
-            0,
-            1,
-            (1, 270),
-        ),
-        ({"tokenizer_config": {"bos_token": None}, "config": {"bos_token_id": 7}}, None, None, ()),
-        ({}, None, None, ()),
-    ],
-)
+@pytest.mark.parametrize(("files", "bos", "eos", "eos_ids"), SYMBOLS["files"])
 def test_symbols_come_from_the_most_specific_file(plain, tmp_path, files, bos, eos, eos_ids):
-    """An id that the tokenizer lacks (999) is padding of the embedding."""
     write_folder(tmp_path, plain, **files)
     ours = load_folder_tokenizer(tmp_path)
-    assert (ours.bos_id, ours.eos_id, ours.eos_ids) == (bos, eos, eos_ids)
     ours.save(tmp_path / "saved")
     again = load_tokenizer(tmp_path / "saved")
-    assert (again.bos_id, again.eos_id, again.eos_ids, again.hash) == (bos, eos, eos_ids, ours.hash)
     file = load_tokenizer_file(tmp_path / "saved" / "tokenizer.json", "huggingface")
-    assert (file.eos_ids, file.hash) == (eos_ids, ours.hash)
+    for each in (ours, again, file):
+        assert (each.bos_id, each.eos_id, list(each.eos_ids)) == (bos, eos, eos_ids)
+        assert each.hash == ours.hash
 
 
 def test_unusable_folders(plain, tmp_path):

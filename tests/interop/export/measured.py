@@ -1,8 +1,6 @@
 """Results of the slow tests of exports, from which scripts/docs/support_matrix.py writes its
 cells."""
 
-from __future__ import annotations
-
 import os
 
 import torch

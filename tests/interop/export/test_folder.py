@@ -19,7 +19,6 @@ from interop import build_model, read_folder
 from interop.export import parity
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
-from interop.extras import load_extra
 from interop.runs import write_run
 from run_directory.checkpoints import Snapshot, save_snapshot
 from run_directory.optimizer_settings import EmaSettings
@@ -52,15 +51,7 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["export_model.py", str(run), "--out", str(out)])
     export_model.main()
     assert "256 tokens" in capsys.readouterr().err
-    files = {path.name for path in out.iterdir()}
-    assert files == {
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    assert not list(out.glob("*.py"))
     assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
     theirs = AutoModelForCausalLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -69,16 +60,9 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     assert theirs.generation_config.eos_token_id == 257
     loaded = Run.open(run).load()
     steps = Generation(loaded.model, [[256, 97, 98]], 20, SamplingParams(temperature=0))
-    ids = theirs.generate(
-        inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        max_new_tokens=20,
-        do_sample=False,
-    )
+    ids = theirs.generate(**inputs, max_new_tokens=20, do_sample=False)
     assert ids[0, 3:].tolist() == [step[0] for step in steps]
-    again = build_model(read_folder(out)).model
-    assert again.kinds == loaded.model.kinds
-    torch.testing.assert_close(again.state_dict(), loaded.model.state_dict(), rtol=0, atol=0)
+    assert build_model(read_folder(out)).model.kinds == loaded.model.kinds
     assert "trust_remote_code" not in (out / "README.md").read_text()
     assert parity_of(out).keys() == {16, 64, 256}
 
@@ -108,11 +92,9 @@ def test_average_and_last_weights(tmp_path, monkeypatch):
     ema.update(1, torch.tensor(False))
     tensors = {"model": weights_of(model), "average": ema.means}
     save_snapshot(run, Snapshot(8, tensors))
-    for number, (choice, added) in enumerate(
-        (([], 0.5), (["--weights", "last"], 1), (["--step", "7"], 0))
-    ):
-        out = tmp_path / f"{number}"
-        words = [str(run), "--multiples", "1", "--out", str(out), *choice]
+    for choice, added in (("", 0.5), ("--weights last", 1), ("--step 7", 0)):
+        out = tmp_path / f"exported {choice}"
+        words = [str(run), "--multiples", "1", "--out", str(out), *choice.split()]
         monkeypatch.setattr(sys, "argv", ["export_model.py", *words])
         export_model.main()
         found = load_file(out / "model.safetensors")["model.embed_tokens.weight"]
@@ -147,8 +129,6 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InteropError, match=r"transformers .*\[interop\]"):
         export_folder(loaded, tmp_path / "out")
-    with pytest.raises(InteropError, match="transformers"):
-        load_extra("transformers")
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
@@ -175,10 +155,6 @@ def test_full_disk(kind, is_known, run, tmp_path, monkeypatch):
     loaded = Run.open(run).load()
     checkpoint = tmp_path / "source"
     export_folder(loaded, checkpoint, multiples=(1,))
-    write = {
-        "export": lambda out: export_folder(loaded, out, multiples=(1,)),
-        "import": lambda out: write_run(read_folder(checkpoint), out),
-    }[kind]
     before = set(tmp_path.iterdir())
     if is_known:
         usage = shutil.disk_usage(tmp_path)._replace(free=100)
@@ -187,7 +163,10 @@ def test_full_disk(kind, is_known, run, tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1] if is_known else 8192, limits[1]))
     try:
         with pytest.raises(InteropError, match="disk is full") as refusal:
-            write(tmp_path / "out")
+            if kind == "export":
+                export_folder(loaded, tmp_path / "out", multiples=(1,))
+            else:
+                write_run(read_folder(checkpoint), tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "resume" not in str(refusal.value)

@@ -1,11 +1,10 @@
 """tokenizer.json of every tokenizer: the same ids and text as ours."""
 
-import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import tokenizers
 
 from data.preparation.tokenizer_training import train_tokenizer
@@ -13,6 +12,7 @@ from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.export.tokenizer import PROBES, fast_tokenizer, write_tokenizer
+from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TEXTS = [
@@ -22,39 +22,25 @@ UNSEEN = [*PROBES, "天下大势，分久必合 🙂🙃", "\t\tx\n\n\n y  ", "�
 
 
 def external(**options) -> SentencePieceTokenizer:
-    """A sentencepiece model with the options of other codebases."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS[0].splitlines()),
-        model_writer=model,
-        vocab_size=600,
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **options,
-    )
-    return SentencePieceTokenizer(model.getvalue())
+    lines = TEXTS[0].splitlines()
+    return SentencePieceTokenizer(sentencepiece_model(lines, 600, **options))
 
 
-def make(kind: str) -> Tokenizer:
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "external BPE":
-        return external(
-            model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False
-        )
-    if kind == "external unigram":
-        return external(model_type="unigram")  # NFKC, extra white space removed
-    if kind == "byte-level BPE":
-        return train_tokenizer(HuggingFaceSettings(vocab_size=600), TEXTS)
-    return train_tokenizer(SentencePieceSettings(vocab_size=600, kind=kind), TEXTS)
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": ByteTokenizer,
+    "bpe": lambda: train_tokenizer(SentencePieceSettings(vocab_size=600), TEXTS),
+    "unigram": lambda: train_tokenizer(
+        SentencePieceSettings(vocab_size=600, kind="unigram"), TEXTS
+    ),
+    "external BPE": lambda: external(**LOSSLESS_BPE),
+    "external unigram": lambda: external(model_type="unigram"),  # NFKC, extra white space removed
+    "byte-level BPE": lambda: train_tokenizer(HuggingFaceSettings(vocab_size=600), TEXTS),
+}
 
 
-@pytest.mark.parametrize(
-    "kind", ["bytes", "bpe", "unigram", "external BPE", "external unigram", "byte-level BPE"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_text(kind, tmp_path):
-    ours = make(kind)
+    ours = KINDS[kind]()
     write_tokenizer(ours, tmp_path, add_bos=True, max_length=99)
     exported = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert exported.get_vocab_size() == ours.vocab_size

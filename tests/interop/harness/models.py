@@ -1,7 +1,5 @@
 """The same weights as a Sextant run and as the harness's `hf` model, and its requests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lm_eval.api.instance import Instance
