@@ -290,11 +290,13 @@ def power_of_ten(value: float) -> str:
     )
 
 
-def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> Path:
+def save(
+    figure: Figure, folder: Path, name: str, dpi: int = DPI, formats: Sequence[str] = ("png", "svg")
+) -> Path:
     """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
     with rc_context(STYLE):
         for kind in formats:
             metadata = {"Date": None} if kind == "svg" else None
             with atomic(folder / f"{name}.{kind}") as file:
-                figure.savefig(file, format=kind, facecolor="white", metadata=metadata)
+                figure.savefig(file, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
     return folder / f"{name}.{formats[0]}"
