@@ -1,6 +1,7 @@
 """Settings of the test suite: one thread, quiet third-party libraries, reproducible fuzzing."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 # Scripts that tests start import this tree, whatever is installed.
@@ -50,3 +51,14 @@ def fresh_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """call(main, *words): the `main` of a script with these words of a command line."""
+
+    def call(main: Callable, *words: object):
+        monkeypatch.setattr("sys.argv", ["script.py", *map(str, words)])
+        return main()
+
+    return call

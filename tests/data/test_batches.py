@@ -71,15 +71,17 @@ def test_packed_documents_have_separate_ids(lengths, length, step):
     assert batch.unit_steps
     assert batch.position_end == 1 + int(batch.position.max())
     assert torch.equal(batch.order, batch.position)
-    owner = batch.tokens // 1000
-    same = (owner[:, 1:] == owner[:, :-1]) & (batch.tokens[:, 1:] == batch.tokens[:, :-1] + 1)
-    first = torch.zeros(3, 1, dtype=torch.int64)
-    assert torch.equal(batch.document, torch.cat([first, (~same).long()], 1).cumsum(1))
-    starts_at = torch.cat([first, torch.where(same, 0, torch.arange(1, length))], 1)
-    assert torch.equal(batch.order, torch.arange(length) - starts_at.cummax(1).values)
-    # A target is left out exactly where the document ends.
-    is_end = batch.tokens % 1000 == torch.tensor(lengths)[owner - 1] - 1
-    assert torch.equal(batch.targets, torch.where(is_end, IGNORED, batch.tokens + 1))
+    names = ("tokens", "order", "document", "targets")
+    rows = zip(*(getattr(batch, name).tolist() for name in names), strict=True)
+    for tokens, order, document, targets in rows:
+        begins = [i for i in range(length) if i == 0 or tokens[i] != tokens[i - 1] + 1]
+        starts = [max(begin for begin in begins if begin <= i) for i in range(length)]
+        assert order == [i - start for i, start in enumerate(starts)]
+        assert document == [begins.index(start) for start in starts]
+        # A target is left out exactly where the document ends.
+        is_end = [token % 1000 == lengths[token // 1000 - 1] - 1 for token in tokens]
+        expected = zip(tokens, is_end, strict=True)
+        assert targets == [IGNORED if end else token + 1 for token, end in expected]
 
 
 def test_golden_order():

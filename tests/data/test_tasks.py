@@ -107,7 +107,6 @@ def test_scored_answer_occurs_only_at_the_reported_place(task, tokenizer):
         assert places == [len(prompt) - item.distance]
         if task.name == "passkey" and task.keys == 1:  # wrong answers that are in no fact
             text = tokenizer.decode(prompt)
-            assert len(re.findall(r"Key \w+ \d+\.", text)) == 1
             assert len(item.others) == 4
             assert not any(tokenizer.decode(other) in text for other in item.others)
 

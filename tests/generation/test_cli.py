@@ -16,11 +16,23 @@ from generation.writers import TextWriter
 from tests.processes import ScriptProcess
 
 
-def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys):
+@pytest.fixture
+def ended(call, capsys):
+    """ended(*words): the script's exit status and streams, without the seconds of a new process."""
+
+    def ended(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            call(lambda: generate.run_main(generate.main), *words)
+        return end.value.code, *capsys.readouterr()
+
+    return ended
+
+
+def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, ended):
     overrides = ["--tokens", 20, "--samples", 2, "--seed", 3, "--jsonl", "--batch", 1]
     rule = ["model.position.scaling.name=yarn", "model.position.scaling.factor=auto"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("天 x\n".encode())))
-    code, out, err = _called([run, *overrides, *rule], monkeypatch, capsys)
+    code, out, err = ended(run, *overrides, *rule)
     assert code == 0, err
     first, second = map(json.loads, out.splitlines())
     assert (first["prompt"], first["seed"], second["seed"]) == ("天 x", 3, 4)
@@ -36,9 +48,9 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys)
     assert first["settings"]["positions"] == "rope, yarn factor 1.625 (auto)"
 
 
-def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
+def test_text_of_several_prompts_in_order(run, ended):
     overrides = ["--prompt", "ab", "--prompt", "longer", "--greedy", "--tokens", 5]
-    code, out, err = _called([run, *overrides], monkeypatch, capsys)
+    code, out, err = ended(run, *overrides)
     assert (code, err) == (0, "")
     first, second = out.split("\n\n=== prompt 2, seed 0 ===\n")
     assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
@@ -59,12 +71,12 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
     assert "interrupted" in err and "Traceback" not in err
 
 
-def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):
+def test_method_is_reported_within_trained_length(run, ended):
     arguments = [run, "--prompt", "a", "--tokens", "5"]
     method = ["model.position.window=6", "model.position.sinks=1"]
-    code, _, err = _called([*arguments, *method], monkeypatch, capsys)
+    code, _, err = ended(*arguments, *method)
     assert code == 0 and "window 6" in err and "7 tokens" in err and "trained at 16" in err
-    assert _called(arguments, monkeypatch, capsys)[::2] == (0, "")
+    assert ended(*arguments)[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +117,3 @@ def test_control_characters_are_escaped():
         sample = Sample("\x1b[2J\t", [1], 0, 0, None, "a\x9b", [2], "length")
         TextWriter([sample], out, printable).update()
         assert out.getvalue() == expected
-
-
-def _called(overrides, monkeypatch, capsys) -> tuple[int, str, str]:
-    """The script's exit status and streams without the seconds of a new process."""
-    monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, overrides)])
-    with pytest.raises(SystemExit) as ended:
-        generate.run_main(generate.main)
-    return ended.value.code, *capsys.readouterr()

@@ -205,10 +205,8 @@ def measure(case: str) -> dict[str, dict[str, int]]:
         with FakeGpu.active as gpu:
             waits = run(case, gpu)
         if waits is not None:
-            by_module = Counter()
-            for (module, _), count in waits.items():
-                by_module[module] += count
-            found[activity] = dict(sorted(by_module.items()))
+            modules = Counter(module for module, _ in waits.elements())
+            found[activity] = dict(sorted(modules.items()))
     return found
 
 

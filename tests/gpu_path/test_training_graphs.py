@@ -31,12 +31,8 @@ def _kernels_of_a_gpu(monkeypatch, fresh_dynamo):
 def batches(layout: str, length: int) -> list[TokenPositions]:
     """The positions of three steps, as a loader gives them."""
     if layout == "packed":
-        cuts = (
-            [[4, length - 4], [6, length - 6]],
-            [[1, length - 1], [length]],
-            [[5, length - 5], [length]],
-        )
-        return [packed(list(rows), length=length) for rows in cuts]
+        cuts = ((4, 6), (1, 2), (5, 3))
+        return [packed([[n, length - n] for n in rows], length=length) for rows in cuts]
     plain = TokenPositions.plain(length)
     if layout == "plain":
         return [plain] * 3

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 import torch
@@ -70,13 +69,12 @@ def test_run_of_an_argument(theirs, tmp_path, capsys):
     assert run_of("hf:small") != run, "the files changed"
 
 
-def test_generate_and_load(theirs, monkeypatch, capsys):
+def test_generate_and_load(theirs, call, capsys):
     loaded = sextant.load("hf:small", device="cpu")
     prompt = loaded.tokenizer.encode("the quick brown")
     expected = loaded.tokenizer.decode(greedy(theirs, prompt, 12))
-    overrides = ["--prompt", "the quick brown", "--greedy", "--tokens", "12"]
-    monkeypatch.setattr(sys, "argv", ["generate.py", "hf:small", *overrides])
-    generate.main()
+    options = ["--prompt", "the quick brown", "--greedy", "--tokens", "12"]
+    call(generate.main, "hf:small", *options)
     assert capsys.readouterr().out == expected + "\n"
     # past the trained length of 64
     assert len(sextant.generate("hf:small", "the quick brown", tokens=90, temperature=0)) == 1
@@ -113,17 +111,15 @@ def test_failed_import_leaves_nothing(theirs, tmp_path):
     assert not [path for path in IMPORTED.iterdir() if path.is_dir()]
 
 
-def test_import_script(theirs, tmp_path, monkeypatch):
+def test_import_script(theirs, tmp_path, call):
     (tmp_path / "small" / "tokenizer.json").rename(tmp_path / "small" / "other.json")
     words = ["hf:small", "--tokenizer", "small/other.json", "--out", "runs/mine"]
-    monkeypatch.setattr(sys, "argv", ["import_model.py", *words])
-    import_model.main()
+    call(import_model.main, *words)
     assert Run.open("runs/mine").load().model.vocab_size == ROWS
     with pytest.raises(InteropError, match="already exists"):
-        import_model.main()
-    monkeypatch.setattr(sys, "argv", ["import_model.py", "small"])
+        call(import_model.main, *words)
     with pytest.raises(InteropError, match="must begin with hf:"):
-        import_model.main()
+        call(import_model.main, "small")
 
 
 def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):

@@ -82,10 +82,10 @@ def test_future_is_masked(case):
     other = ids(2, length, seed=1)
     whole = model(tokens)
     for t in (0, length // 2, length - 2):
-        head = slice(0, t + 1)
-        changed = torch.cat([tokens[:, head], other[:, t + 1 :]], dim=1)
-        close(model(changed)[:, head], whole[:, head])
-        close(model(tokens[:, head], TokenPositions.plain(t + 1, length=length)), whole[:, head])
+        past = tokens[:, : t + 1]
+        changed = torch.cat([past, other[:, t + 1 :]], dim=1)
+        close(model(changed)[:, : t + 1], whole[:, : t + 1])
+        close(model(past, TokenPositions.plain(t + 1, length=length)), whole[:, : t + 1])
         changed = altered(tokens, slice(t, t + 1))
         moved = (model(changed) - whole).abs().amax(-1)  # (B, T)
         assert (moved[:, t] > 1e-3).all() and (moved[:, t + 1] > 1e-6).all()

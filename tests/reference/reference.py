@@ -107,10 +107,7 @@ class Tree:
             self.run("evaluate.py", [*arguments, f"folder={name}"])
             return results_values(folder, name)
 
-        values = self._each("evaluations", evaluate)
-        for path in sorted(self.work.glob("runs/*/evaluation/**/cells/**/*.npz")):
-            values |= array_values(path, f"cells/{path.relative_to(self.work / 'runs')}")
-        return values
+        return self._each("evaluations", evaluate) | cells(self.work)
 
     def generations(self) -> Values:
         def generate(name: str, arguments: list[str]) -> Values:
@@ -138,10 +135,7 @@ class Tree:
         (self.work / "study.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
         self.run("study.py", ["study.yaml", "--jobs", str(self.jobs)])
         folder = self.work / "runs" / "studies" / "study"
-        values = results_values(folder, "study")
-        for path in sorted(folder.glob("runs/*/evaluation/**/cells/**/*.npz")):
-            values |= array_values(path, f"cells/{path.relative_to(folder / 'runs')}")
-        return values
+        return results_values(folder, "study") | cells(folder)
 
 
 def attempt(measure, name: str, arguments: list[str]) -> Values:
@@ -206,9 +200,14 @@ def json_values(value, name: str) -> Values:
     return values
 
 
-def array_values(path: Path, name: str) -> Values:
-    with np.load(path, allow_pickle=False) as stored:
-        return {f"{name}/{key}": stored[key] for key in stored if stored[key].dtype != object}
+def cells(folder: Path) -> Values:
+    """The arrays of the stored cells of all runs of a folder."""
+    values: Values = {}
+    for path in sorted(folder.glob("runs/*/evaluation/**/cells/**/*.npz")):
+        name = f"cells/{path.relative_to(folder / 'runs')}"
+        with np.load(path, allow_pickle=False) as stored:
+            values |= {f"{name}/{key}": x for key, x in stored.items() if x.dtype != object}
+    return values
 
 
 def differences(group: str, expected: Values, computed: Values) -> list[str]:

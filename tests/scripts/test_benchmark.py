@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 
 from errors import TrainingError
-from scripts.benchmark import CASES, Workload, agreement, check_greedy, comparisons, save
+from scripts.benchmark import CASES, Workload, agreement, check_greedy, comparisons
 
 WORK = Workload("train", "tiny", "ours", "cpu", threads=1, repeats=1)
 
@@ -21,16 +20,6 @@ def test_every_case_runs_and_ours_agrees_with_the_baseline():
             assert all(len(own) > 0 for own in numbers)
             for work, own in zip(works, numbers, strict=True):
                 agreement(work, numbers[0], own)
-
-
-def test_rows_replace_rows_of_the_same_kind(tmp_path):
-    row = {"case": "train", "shape": "A", "variant": "ours", "threads": 1, "baseline": "ours"}
-    row |= {"tokens_per_second": 2.0, "ratio_of_fastest": 1.0, "busy": 1.0, "of_the_peak": None}
-    row |= {"samples": 3, "peak_mib": 9.0, "checked": "", "date": "2026-01-01"}
-    for ratio in (1.5, 1.7):
-        save([row | {"ratio": ratio}], tmp_path / "cpu.csv", "a machine")
-    assert list(pd.read_csv(tmp_path / "cpu.csv")["ratio"]) == [1.7]
-    assert "| 1.70 |" in (tmp_path / "cpu.md").read_text()
 
 
 def test_different_results_are_refused():

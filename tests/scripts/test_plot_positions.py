@@ -13,11 +13,10 @@ SMALL = ["--dim", "8", "--dpi", "50"]
 
 
 @pytest.fixture
-def plot(monkeypatch, tmp_path):
+def plot(call, tmp_path):
     def run(*words: str, folder: str = "out"):
         out = tmp_path / folder
-        monkeypatch.setattr("sys.argv", ["plot_positions.py", *words, "--out", str(out)])
-        plot_positions.main()
+        call(plot_positions.main, *words, "--out", out)
         return out
 
     return run

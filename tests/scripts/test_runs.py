@@ -55,13 +55,11 @@ def test_figures_of_a_run(folder):
     assert again.items() <= row_of(folder / "b").items()
 
 
-def test_runs_are_found_recursively(folder, monkeypatch, capsys):
+def test_runs_are_found_recursively(folder, call, capsys):
     (folder / "study").mkdir()
     shutil.move(folder / "b", folder / "study" / "b")
-    monkeypatch.setattr("sys.argv", ["runs.py", str(folder)])
-    assert runs.main() == 0
+    assert call(runs.main, folder) == 0
     out = capsys.readouterr().out
     assert all(str(folder / name) in out for name in ("a", "study/b", "c", "d", "e"))
-    monkeypatch.setattr("sys.argv", ["runs.py", str(folder / "a" / "tokenizer")])
     with pytest.raises(TrainingError):
-        runs.main()
+        call(runs.main, folder / "a" / "tokenizer")

@@ -44,12 +44,11 @@ def parity_of(folder: Path) -> dict[int, float]:
     return {int(length.replace(",", "")): float(difference) for length, difference in rows}
 
 
-def test_the_command(run, tmp_path, monkeypatch, capsys):
+def test_the_command(run, tmp_path, call, capsys):
     """A folder without code, which transformers generates from as we do, and which can be
     imported."""
     out = tmp_path / "exported"
-    monkeypatch.setattr(sys, "argv", ["export_model.py", str(run), "--out", str(out)])
-    export_model.main()
+    call(export_model.main, run, "--out", out)
     assert "256 tokens" in capsys.readouterr().err
     assert not list(out.glob("*.py"))
     assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
@@ -81,7 +80,7 @@ def test_overrides_weights_and_dtype(run, tmp_path):
     assert (tmp_path / "out" / "README.md").read_text().count(", trust_remote_code=True)") == 2
 
 
-def test_average_and_last_weights(tmp_path, monkeypatch):
+def test_average_and_last_weights(tmp_path, call):
     """The average is exported unless --weights says otherwise; both are those of the checkpoint."""
     run = byte_run(tmp_path / "run", {"name": "rope"}, step=7)
     model = Run.open(run).load().model
@@ -94,9 +93,7 @@ def test_average_and_last_weights(tmp_path, monkeypatch):
     save_snapshot(run, Snapshot(8, tensors))
     for choice, added in (("", 0.5), ("--weights last", 1), ("--step 7", 0)):
         out = tmp_path / f"exported {choice}"
-        words = [str(run), "--multiples", "1", "--out", str(out), *choice.split()]
-        monkeypatch.setattr(sys, "argv", ["export_model.py", *words])
-        export_model.main()
+        call(export_model.main, run, "--multiples", 1, "--out", out, *choice.split())
         found = load_file(out / "model.safetensors")["model.embed_tokens.weight"]
         torch.testing.assert_close(found, (first + added).detach(), rtol=0, atol=1e-6)
 
@@ -133,19 +130,18 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["export", "import"])
-def test_places_that_cannot_be_written(kind, run, tmp_path, monkeypatch):
+def test_places_that_cannot_be_written(kind, run, tmp_path, monkeypatch, call):
     """Refused before the run or the checkpoint is read."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     (tmp_path / "file").write_text("")
     script = import_model if kind == "import" else export_model
-    words = ["hf:absent"] if kind == "import" else [str(run)]
+    source = "hf:absent" if kind == "import" else run
     monkeypatch.setattr(Run, "load", None)
     for place in ("file", "file/out", "loop/out", "dangling", "x" * 300):
         out = str(tmp_path / place)
-        monkeypatch.setattr(sys, "argv", ["script", *words, "--out", out])
         with pytest.raises(InteropError, match=re.escape(out)):
-            script.main()
+            call(script.main, source, "--out", out)
 
 
 @pytest.mark.parametrize("kind", ["export", "import"])
