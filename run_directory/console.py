@@ -159,7 +159,7 @@ class _Piped(RichConsole):
 def _numeric(cell: str) -> bool:
     first = cell.strip().replace(",", "").replace("%", "").split(" ")[0]
     try:
-        float(first.lstrip("±<>=~≥≤"))
+        float(first.lstrip("±<>=~≥≤−"))
     except ValueError:
         return cell.strip() in ("", "-", "–", "—")
     return True

@@ -243,12 +243,12 @@ def test_lines_go_to_stderr_and_tables_to_stdout(capsys):
     console = Console()
     console.info("hello [not markup]")
     console.warn("careful")
-    console.table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "10.25"]])
+    console.table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "−10.25"]])
     out, err = capsys.readouterr()
     assert err == "hello [not markup]\nwarning: careful\n"
     assert "A title" in out and "rope [1]" in out
     rows = [line for line in out.splitlines() if "rope" in line or "alibi" in line]
-    assert rows[0].index("2.5") > rows[1].index("10.25")  # right-aligned
+    assert rows[0].index("2.5") > rows[1].index("−10.25")  # right-aligned
 
 
 def test_control_characters_are_escaped(capsys):
