@@ -156,4 +156,6 @@ def check(task, item: SymbolItem) -> None:
         return
     problem, answer = split(item)
     assert answer == CHECKERS[task.name](task, problem)
+    if getattr(task, "distinct", False):
+        assert len(set(problem)) == len(problem)
     assert item.is_answer == [False] * (len(problem) + 1) + [True] * (len(answer) + 1)
