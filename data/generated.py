@@ -8,7 +8,7 @@ import numpy as np
 
 from data.data_settings import DataSettings, SymbolSource
 from data.hashing import canonical_hash
-from data.sampling.item_batches import SymbolItems
+from data.sampling.items import SymbolItems
 from data.tokenizers.tokenizer import SymbolTokenizer
 from errors import DataError
 

@@ -12,7 +12,7 @@ import torch
 
 from data import GeneratedData, RunData
 from data.hashing import canonical_hash
-from data.sampling.item_batches import ItemRows, place_items
+from data.sampling.items import ItemRows, place_items
 from data.sampling.positions import PLAIN, PositionedTokens
 from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data.sampling.item_batches import ItemRows
+from data.sampling.items import ItemRows
 from data.sampling.positions import IGNORED, PositionedTokens
 from data.tokenizers import SymbolTokenizer
 from model import TokenPositions, Transformer

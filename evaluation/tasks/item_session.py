@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.item_batches import ItemRows, SymbolItems, place_items
+from data.sampling.items import ItemRows, SymbolItems, place_items
 from data.sampling.positions import IGNORED, PLAIN, PositionedTokens
 from data.tasks import SymbolTask
 from data.tokenizers import SymbolTokenizer

@@ -13,7 +13,7 @@ import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
 from data.generated import generated
-from data.sampling.item_batches import place_items
+from data.sampling.items import place_items
 from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
