@@ -40,7 +40,7 @@ from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, ho
 
 FIGURE = "figure"
 OVERVIEW = "figures/atlas.png"
-READING = "results/reading.png"
+READING = "results/reading/figure.png"
 READING_TITLE = "Do schemes that hold also read?"
 READING_TEXT = (
     "The read gain is the loss of repeated text after its earlier occurrence was replaced, minus "
@@ -272,7 +272,7 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
     reading = {}
     if (docs / READING).is_file():
-        caption = "What every scheme reads beyond the trained length, and the change of its loss."
+        caption = "The change of the loss and what is read, by scheme; one seed: no claims."
         reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
     cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
     title = "Atlas of claims about length"

@@ -194,7 +194,8 @@ def test_committed_verdicts_follow_from_their_results(results, monkeypatch):
 @pytest.mark.skipif(not COMMITTED, reason="no claim has results yet")
 def test_the_committed_atlas_is_current(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    shutil.copytree(ROOT / "docs/results/claims", tmp_path / "results/claims")
+    for name in ("claims", "reading"):
+        shutil.copytree(ROOT / "docs/results" / name, tmp_path / "results" / name)
     claims = [
         Claim(claim.file, claim.settings, tmp_path / "results/claims") for claim in load_claims()
     ]
