@@ -151,6 +151,22 @@ def test_float32_does_not_overflow(form):
     assert difference(gradient, in_double) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "form", ["kda", *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS if f != "kda")]
+)
+@torch.no_grad()
+def test_65536_tokens(form):
+    """Also in float32, whose errors do not grow with the length."""
+    x = inputs(form, tokens=65_536, decay=1e-3)
+    expected, end = step_by_step(x)
+    out, state = chunked(x)
+    assert difference(out, expected) < CLOSE and difference(state.memory, end.memory) < CLOSE
+    tensors = {f: getattr(x, f) for f in ("q", "k", "v", "beta", "log_decay")}
+    single = {name: None if each is None else each.float() for name, each in tensors.items()}
+    out, _ = chunked(dataclasses.replace(x, **single))
+    assert difference(out, expected) < 1e-4
+
+
 def by_token(x: Tensor) -> Tensor:
     """(B, H, T, ·) ↔ (B, T, H, ·)."""
     return x.transpose(1, 2)
