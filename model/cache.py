@@ -5,7 +5,7 @@ buffer that is compacted when it is full. Eviction is by token order, not by slo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,20 +41,6 @@ def _selected(positions: TokenPositions | None, rows: Tensor) -> TokenPositions 
     return positions.map(lambda x: x.index_select(0, rows.to(x.device)), lengths=lengths)
 
 
-@dataclass(frozen=True)
-class CacheStep:
-    """How the layers of one kind store the keys of one pass.
-
-    Attributes:
-        start: slot of the first new token.
-        after: None if the new tokens fit; otherwise the slots, of all keys, to store after this
-            pass, which attends to all of them.
-    """
-
-    start: int
-    after: Tensor | None
-
-
 class CacheIndex:
     """Order, position and document of the cached keys of one layer kind, and the eviction of old
     keys.
@@ -62,12 +48,19 @@ class CacheIndex:
     Args:
         capacity: maximum number of tokens in all passes.
         window, sinks: settings of the layer kind.
+
+    Attributes:
+        slots: that the layers have, or allocate with the next keys.
+        start: slot of the first token of the last pass.
+        kept: None if its tokens fitted; otherwise the slots, of all keys, to store after the pass,
+            which attends to all of them.
     """
 
     def __init__(self, capacity: int, window: int | None, sinks: int):
         self.window = window
         self.sinks = sinks
-        self.step = CacheStep(0, None)
+        self.start = 0
+        self.kept: Tensor | None = None
         self.positions: TokenPositions | None = None
         self.grow(capacity)
 
@@ -80,39 +73,32 @@ class CacheIndex:
 
     def advance(self, new: TokenPositions) -> TokenPositions:
         """Add the new tokens; returns the positions of all keys of the pass."""
-        count = new.order.shape[1]
-        if new.layout == "packed" and self.sinks and self.window:
+        if new.layout == "packed" and self.sinks:
             # the sinks of all documents stay; only the device knows them
             self.slots = self.capacity
         old = self.positions or new.part(0, 0)
-        start = old.order.shape[1]
+        self.start = old.order.shape[1]
         keys = self._joined(old, new)
-        after = None
-        stored = keys
-        if start + count > self.slots:
-            after, stored = self._compacted(keys)
-        self.step = CacheStep(start, after)
-        self.positions = stored
+        self.kept = None
+        self.positions = keys
+        if self.start + new.order.shape[1] > self.slots:
+            self.kept, self.positions = self._compacted(keys)
         return keys
 
-    def _joined(
-        self,
-        old: TokenPositions,
-        new: TokenPositions,
-    ) -> TokenPositions:
+    def _joined(self, old: TokenPositions, new: TokenPositions) -> TokenPositions:
         """Positions of the old keys followed by the new ones."""
-        start = old.order.shape[1]
-        if start == 0:
+        if old.order.shape[1] == 0:
             return new
-        follows = (
-            new.position_end - new.order.shape[1] == old.position_end
-        )  # positions continue without a gap
+        # positions continue without a gap
+        follows = new.position_end - new.order.shape[1] == old.position_end
         order = torch.cat([old.order, new.order], dim=1)
-        is_order = old.position is old.order and new.position is new.order
+        position = order
+        if old.position is not old.order or new.position is not new.order:
+            position = torch.cat([old.position, new.position], dim=1)
         return replace(
             new,
             order=order,
-            position=order if is_order else torch.cat([old.position, new.position], dim=1),
+            position=position,
             document=torch.cat([old.document, new.document], dim=1),
             position_end=max(old.position_end, new.position_end),
             unit_steps=old.unit_steps and new.unit_steps and follows,
@@ -131,10 +117,10 @@ class CacheIndex:
         elif self.sinks:
             # A row's sinks follow its padding. A missing sink, or one inside the window, leaves a
             # slot empty.
-            wanted = torch.arange(self.sinks, device=device)[None, :, None]
-            is_sink = (positions.order[:, None] == wanted) & (
-                positions.document[:, None] >= 0
-            )  # (B, sinks, filled)
+            wanted = torch.arange(self.sinks, device=device)[:, None]
+            is_token = positions.document >= 0
+            order = positions.order.masked_fill(~is_token, -1)
+            is_sink = order[:, None] == wanted  # (B, sinks, filled)
             at = is_sink.int().argmax(-1)
             hidden = ~is_sink.any(-1) | (at >= first)
             index = torch.cat([at, index.expand(len(at), -1)], dim=1)
@@ -213,36 +199,29 @@ class LayerCache(CachedTail):
         those of all keys (B, S, E)."""
         return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
 
-    def select_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows):
         """Keep these rows of all buffers, in this order."""
         super().select_rows(rows)
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
 
     def _append(self, name: str, x: Tensor) -> Tensor:
-        step = self.index.step
-        count = x.shape[2]
-        if name not in self._buffers:
+        index = self.index
+        start = index.start
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[2] < index.slots:
             # Allocated with the first keys: the cached form of a scheme may be wider than head_dim.
-            shape = (*x.shape[:2], self.index.slots, x.shape[3])
-            self._buffers[name] = x.new_empty(shape)
-            self._filled[name] = 0
-        buffer = self._buffers[name]
-        if buffer.shape[2] < self.index.slots:  # the cache has grown
-            larger = buffer.new_empty(
-                *buffer.shape[:2],
-                self.index.slots,
-                buffer.shape[3],
-            )
-            larger[:, :, : buffer.shape[2]] = buffer
+            larger = x.new_empty(*x.shape[:2], index.slots, x.shape[3])
+            if buffer is not None:  # the cache has grown
+                larger[:, :, : buffer.shape[2]] = buffer
             buffer = self._buffers[name] = larger
-        stop = step.start + count
-        if step.after is None:
-            buffer[:, :, step.start : stop] = x
+        if index.kept is None:
+            stop = start + x.shape[2]
+            buffer[:, :, start:stop] = x
             self._filled[name] = stop
             return buffer[:, :, :stop]
-        everything = torch.cat([buffer[:, :, : step.start], x], dim=2)
-        left = _pick(everything, step.after, 2)
+        everything = torch.cat([buffer[:, :, :start], x], dim=2)
+        left = _pick(everything, index.kept, 2)
         buffer[:, :, : left.shape[2]] = left
         self._filled[name] = left.shape[2]
         return everything

@@ -46,7 +46,7 @@ class CarriedLayer(LayerState):
         self._store(name, whole.narrow(dim, whole.shape[dim] - count, count))
         return whole
 
-    def _store(self, name: str, x: Tensor) -> None:
+    def _store(self, name, x):
         self.after[name] = x.detach()
 
 

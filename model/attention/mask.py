@@ -67,7 +67,7 @@ def visibility_mask(
     q_document = queries.document.expand(batch, -1)
     k_document = keys.document.expand(batch, -1)
 
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def visible(b, h, i, j):
         back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
         seen = back >= 0
         if not is_plain:

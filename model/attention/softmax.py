@@ -42,13 +42,7 @@ class KeyMixer(Mixer):
     scale: float
     pair_features: int  # of a query, key and value that are multiplied for each pair
 
-    def forward(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: KeyCache | None,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache, hook=None):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         plan, k, v = self.project(x, step, layer_cache)
         if layer_cache is not None:
@@ -115,21 +109,21 @@ class Projection(Mixer):
         self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
-        self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
-        self.wk = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
-        self.wv = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
-        self.wo = nn.Linear(
-            kind.heads * kind.head_dim,
-            kind.dim,
-            bias=kind.attention_bias == "all",
-        )
+        of_queries = kind.heads * kind.head_dim
+        of_keys = kind.kv_heads * kind.head_dim
+        self.wq = nn.Linear(kind.dim, of_queries, bias=bias)
+        self.wk = nn.Linear(kind.dim, of_keys, bias=bias)
+        self.wv = nn.Linear(kind.dim, of_keys, bias=bias)
+        self.wo = nn.Linear(of_queries, kind.dim, bias=kind.attention_bias == "all")
         self.q_norm = self._norm(kind, kind.heads)
         self.k_norm = self._norm(kind, kind.kv_heads)
         self.v_norm: nn.Module = nn.Identity()
         if kind.value_norm:
             self.v_norm = nn.RMSNorm(kind.head_dim, kind.norm_eps, elementwise_affine=False)
-        gates = {"none": 0, "head": kind.heads, "channel": kind.heads * kind.head_dim}[kind.gate]
-        self.wg = nn.Linear(kind.dim, gates, bias=False) if gates else None
+        self.wg = None
+        if kind.gate != "none":
+            gates = kind.heads if kind.gate == "head" else of_queries
+            self.wg = nn.Linear(kind.dim, gates, bias=False)
         self.position = Modifiers(kind.position, kind.heads, kind.dim)
 
     def _norm(self, kind: LayerKind, heads: int) -> nn.Module:
@@ -141,7 +135,9 @@ class Projection(Mixer):
     def joined(self, heads: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
         mixed = heads.transpose(1, 2).flatten(2)
-        return self.wo(mixed if self.wg is None else self.gated(mixed, self.wg(x)))
+        if self.wg is not None:
+            mixed = self.gated(mixed, self.wg(x))
+        return self.wo(mixed)
 
     def gated(self, mixed: Tensor, gates: Tensor) -> Tensor:
         """The heads' outputs (..., H·D) times the sigmoid of (..., H or H·D)."""
@@ -162,9 +158,7 @@ class Attention(KeyMixer, Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
-    def project(
-        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
-    ) -> tuple[AttentionPlan, Tensor, Tensor]:
+    def project(self, x, step, layer_cache):
         plan = step.plan.bind(x, layer_cache)
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.v_norm(self.split(self.wv(x)))
@@ -177,21 +171,13 @@ class Attention(KeyMixer, Projection):
         if count == 0:
             return k
         kept, moved = k.tensor_split([self.head_dim - count], dim=-1)
-        tail = CachedTail() if layer_cache is None else layer_cache
+        tail = layer_cache or CachedTail()
         both = tail.extend(moved.transpose(1, 2).flatten(2), 1)  # (B, 1 + T, G·n)
         earlier = both[:, :-1].unflatten(2, (-1, count)).transpose(1, 2)
         has_earlier = (step.context.new.order > 0)[:, None, :, None]
         return torch.cat([kept, torch.where(has_earlier, earlier, moved)], dim=-1)
 
-    def attend(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        plan: AttentionPlan,
-        k: Tensor,
-        v: Tensor,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
+    def attend(self, x, step, plan, k, v, hook=None):
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
@@ -204,13 +190,13 @@ class Attention(KeyMixer, Projection):
     ) -> list[AttentionView]:
         """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
         C)."""
-        factors = step.factors
+
+        def scaled(q: Tensor) -> Tensor:
+            return self.position.scale_queries(q, step.factors, x)
+
         if plan.linear:
-            return plan.read(self.position.scale_queries(q, factors, x), k)
-        return [
-            replace(view, q=self.position.scale_queries(view.q, factors, x))
-            for view in plan.read(q, k)
-        ]
+            return plan.read(scaled(q), k)
+        return [replace(view, q=scaled(view.q)) for view in plan.read(q, k)]
 
     def cached_numbers(self, tokens, key_features):
         tail = self.kv_heads * self.shifted_features

@@ -44,13 +44,14 @@ class Entmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
-        # τ is at least the largest z/2 − 1, so the bound changes no weight
-        halves = ((logits - logits.amax(-1, keepdim=True)) / 2).clamp(min=-2)
+        halves = (logits - logits.amax(-1, keepdim=True)) / 2
+        halves = halves.clamp(min=-2)  # τ is at least −1, so the bound changes no weight
         largest = halves.sort(dim=-1, descending=True).values
-        count = torch.arange(1, logits.shape[-1] + 1, device=logits.device, dtype=logits.dtype)
+        count = torch.ones_like(logits[..., :1, :]).cumsum(-1)
         mean = largest.cumsum(-1) / count
         squares = largest.square().cumsum(-1) - count * mean.square()  # of the deviations
-        thresholds = mean - ((1 - squares) / count).clamp(min=0).sqrt()
+        variance = (1 - squares) / count
+        thresholds = mean - variance.clamp(min=0).sqrt()
         positive = (thresholds <= largest).sum(-1, keepdim=True)
         weights = (halves - thresholds.gather(-1, positive - 1)).clamp(min=0).square()
         ctx.save_for_backward(weights)

@@ -51,9 +51,7 @@ class LinearAttention(Projection):
         super().__init__(kind)
         self.mixer: LinearMixer = kind.mixer
 
-    def forward(
-        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         context = step.context
         bound = step.plan.bind(x, None)
@@ -62,15 +60,18 @@ class LinearAttention(Projection):
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.v_norm(self.split(self.wv(x)))
         with torch.autocast(x.device.type, enabled=False):
-            q, k, values = (part.to(mask_dtype(v)) for part in (q, k, v))
-            is_cosine = self.mixer.form == "cosine"
-            q, k = (F.normalize(x, dim=-1) if is_cosine else positive(x) for x in (q, k))
+            dtype = mask_dtype(v)
+            feature = unit if self.mixer.form == "cosine" else positive
+            q = feature(q.to(dtype))
+            k = feature(k.to(dtype))
+            values = v.to(dtype)
             (view,) = bound.read(q, bound.write(k))
             ones = values.new_ones(*values.shape[:3], 1)
-            if is_cosine:
+            if self.mixer.form == "cosine":
                 # Normalize again: an amplitude or a mixture of frequencies could make weights
                 # negative. The first feature adds 1 to the products.
-                q, k = (F.pad(F.normalize(x, dim=-1), (1, 0), value=1.0) for x in (view.q, view.k))
+                q = F.pad(unit(view.q), (1, 0), value=1.0)
+                k = F.pad(unit(view.k), (1, 0), value=1.0)
                 summed = self._sums(q, k, torch.cat([values, ones], dim=-1), step, layer_cache)
                 out, total = summed.split([self.head_dim, 1], dim=-1)
             else:
@@ -128,6 +129,11 @@ class LinearAttention(Projection):
 
     def saved_numbers(self, length):
         return self.workspace(1, length, length, 0) // length
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / |x|."""
+    return F.normalize(x, dim=-1)
 
 
 def positive(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from model.attention.mask import mask_dtype
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
+from model.mixers.layer_state import LayerState, recurrent_outputs
 from model.mixers.recurrence import SUB_CHUNK, Inputs
 from model.mixers.short_convolution import CausalConvolution
 from model.position.base import Initializer, constant
@@ -77,8 +77,8 @@ class RecurrentMixer(MixerSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> RecurrentMixer:
-        has_step = self.decay in ("head", "channel") and self.decay_form == "softplus"
-        if self.beta == "step" and not (has_step and self.decay == "head"):
+        has_step = self.decay == "head" and self.decay_form == "softplus"
+        if self.beta == "step" and not has_step:
             raise ValueError("beta = step requires decay = head and decay_form = softplus")
         if self.delta and self.beta == "one" and not self.unit_qk:
             raise ValueError(
@@ -148,20 +148,19 @@ class Recurrent(Mixer):
         if self.mixer.decay in ("head", "channel"):
             values["decay_bias"] = constant(0.0)
             if self.mixer.decay_form == "softplus":
-                low, high = map(math.log, STEP_RANGE)
+                low = math.log(STEP_RANGE[0])
+                high = math.log(STEP_RANGE[1])
                 steps = torch.linspace(low, high, len(self.decay_bias), dtype=torch.float64).exp()
+                rates = torch.linspace(1, 16, self.heads, dtype=torch.float64)
+                # the inverse of softplus
                 values["decay_bias"] = constant(steps + (-(-steps).expm1()).log())
-                values["decay_rate"] = constant(
-                    torch.linspace(1, 16, self.heads, dtype=torch.float64).log()
-                )
+                values["decay_rate"] = constant(rates.log())
         return values
 
-    def forward(
-        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         context = step.context
-        state = LayerState() if layer_cache is None else layer_cache
+        state = layer_cache or LayerState()
         projected = torch.cat([self.wq(x), self.wk(x), self.wv(x)], dim=-1)
         if self.mixer.convolution:
             count = self.mixer.convolution - 1
@@ -189,9 +188,11 @@ class Recurrent(Mixer):
         context = step.context
         dtype = mask_dtype(v)
         shared = self.heads // self.kv_heads
-        q, k = (part.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for part in (q, k))
+        # (B, heads, T, ·)
+        q = context.of_queries(q).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        k = k.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        q = context.of_queries(q, dim=2).to(dtype).repeat_interleave(shared, dim=1)
+        q = q.to(dtype).repeat_interleave(shared, dim=1)
         plan = step.plan.bind(x, None)
         (view,) = plan.read(q, plan.write(k.to(dtype)))
         q = F.pad(view.q, (0, 0, x.shape[1] - view.q.shape[2], 0))
@@ -204,10 +205,8 @@ class Recurrent(Mixer):
             heads = torch.arange(self.heads, device=x.device, dtype=dtype)
             log_decay = (1 - 2 ** (-5 - heads)).log()[:, None, None]
         elif m.decay != "none":
-            logits = (self.w_decay(x).to(dtype) + self.decay_bias.to(dtype)).unflatten(
-                -1, (self.heads, -1)
-            )
-            logits = logits.transpose(1, 2)  # (B, H, T, K or 1)
+            logits = self.w_decay(x).to(dtype) + self.decay_bias.to(dtype)
+            logits = logits.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, K or 1)
             if m.decay_form == "sigmoid":
                 log_decay = F.logsigmoid(logits) / 16
             else:

@@ -122,7 +122,7 @@ class AttentionContext:
             self.sinks,
         )
 
-        def restricted(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def restricted(b, h, i, j):
             assert mask_mod is not None
             return visible(b, h, i, j) & mask_mod(b, h, i, j)
 
@@ -169,7 +169,7 @@ class AttentionContext:
         """
         separation = self.separation()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             return distance(h, separation(b, i, j))
 
         def tabulated() -> BiasFunction:

@@ -68,7 +68,7 @@ class ContentRotation(ContentScheme):
         sizes = (self.geometry.kv_heads, self.angles)
         angle = extras[..., : math.prod(sizes)].unflatten(-1, sizes).transpose(1, 2)
         angle = repeated(angle, k.shape[1])  # (B, G or H, T, D/2)
-        return rotate(k, angle.cos(), angle.sin(), "half")
+        return rotate(k, angle.cos(), angle.sin())
 
     def read(self, q, k, extras, plan):
         turned = self.write(q, plan.context.of_queries(extras), ())

@@ -148,7 +148,7 @@ class Fire(PositionalScheme):
         near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
         c = precise(self.c)
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             d = separation(b, i, j).clamp(min=0)
             x = (c[b * 0] * d.to(c.dtype)).abs().log1p() if near is None else near[d]
             x = x / far[b, i]
@@ -164,7 +164,7 @@ class Fire(PositionalScheme):
         q_position = context.q_position
         separation = context.separation()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             x = self.near(separation(b, i, j)) / self.far(q_position[b, i])
             return self.network(x, h.flatten())
 

@@ -81,13 +81,13 @@ class Fox(ContentScheme):
         return running_sum(features.double(), latest(past), new)
 
     def write(self, k, extras, tables):
-        return rotate(k, tables[1], tables[2], "half") if self.settings.rotary else k
+        return rotate(k, tables[1], tables[2]) if self.settings.rotary else k
 
     def read(self, q, k, extras, plan):
         context = plan.context
         if self.settings.rotary:
             cos, sin = (context.of_queries(x) for x in context.tables[1:])
-            q = rotate(q, cos, sin, "half")
+            q = rotate(q, cos, sin)
         return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
     def _mask(
@@ -108,7 +108,7 @@ class Fox(ContentScheme):
             # gradient is 0.
             q_rest = q_rest.detach()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
         return context.mask(bias=bias, forms=BiasForms(key_sums=sums), by_row=True)

@@ -62,7 +62,7 @@ class RelativeLogits(ContentScheme):
         separation = context.separation()
         extent = self.settings.extent
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             d = separation(b, i, j)
             return torch.where(d < extent, rows[b, i, h, d.clamp(0, extent - 1)], 0.0)
 

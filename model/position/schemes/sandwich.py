@@ -76,7 +76,7 @@ class Sandwich(DistanceBias):
         size = sums.shape[1]
         flat = sums.flatten()
 
-        def bias(row: Tensor, h: Tensor, d: Tensor) -> Tensor:
+        def bias(row, h, d):
             if d.is_floating_point():
                 return factors[h] * self._sum(d / stretch[row])
             return factors[h] * flat[row * size + d.abs().clamp(max=size - 1)]

@@ -81,7 +81,7 @@ class Shaw(PositionalScheme):
         )
         separation = context.separation()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             d = separation(b, i, j).clamp(min=0)
             return rows[b, h, i, torch.where(d < clip, d, clip + j % FAR_COPIES)]
 
