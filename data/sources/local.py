@@ -96,7 +96,7 @@ class Files(Source):
         listing = [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         # A folder of plain files can be read from any file on; record files are read from the start
         # and skipped.
         s = self.settings
@@ -194,7 +194,7 @@ class Stdlib(Source):
         listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files]
         return hashlib.sha256("\n".join([platform.python_version(), *listing]).encode()).hexdigest()
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         for name in itertools.islice(self.files, start, None):
             yield decoded(name, (self.folder / name).read_bytes())
 
