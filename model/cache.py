@@ -77,20 +77,20 @@ class CacheIndex:
             # the sinks of all documents stay; only the device knows them
             self.slots = self.capacity
         old = self.positions or new.part(0, 0)
-        self.start = old.order.shape[1]
+        self.start = old.count
         keys = self._joined(old, new)
         self.kept = None
         self.positions = keys
-        if self.start + new.order.shape[1] > self.slots:
+        if self.start + new.count > self.slots:
             self.kept, self.positions = self._compacted(keys)
         return keys
 
     def _joined(self, old: TokenPositions, new: TokenPositions) -> TokenPositions:
         """Positions of the old keys followed by the new ones."""
-        if old.order.shape[1] == 0:
+        if old.count == 0:
             return new
         # positions continue without a gap
-        follows = new.position_end - new.order.shape[1] == old.position_end
+        follows = new.position_end - new.count == old.position_end
         order = torch.cat([old.order, new.order], dim=1)
         position = order
         if old.position is not old.order or new.position is not new.order:
@@ -107,8 +107,8 @@ class CacheIndex:
     def _compacted(self, positions: TokenPositions) -> tuple[Tensor, TokenPositions]:
         """The slots (B or 1, n) that are visible to later queries, and their positions."""
         assert self.window is not None
-        filled = positions.order.shape[1]
-        device = positions.order.device
+        filled = positions.count
+        device = positions.device
         first = filled - (self.window - 1)
         index = torch.arange(first, filled, device=device)[None]
         hidden = None
@@ -282,7 +282,7 @@ class Cache:
                 declared length changed and the scheme depends on it, which would invalidate cached
                 keys.
         """
-        count = self.filled + new.order.shape[1]
+        count = self.filled + new.count
         if count > self.capacity:
             raise ModelError(f"the cache has a capacity of {self.capacity} tokens, got {count}")
         old = self.last or new

@@ -86,7 +86,7 @@ class CarriedState:
         first = count - min(max(self._kept.values(), default=0), count)
         self._positions = {"order": order[:, first:], "document": document[:, first:]}
         whole = replace(new, order=order, position=order, document=document, unit_steps=False)
-        carried = count - new.order.shape[1]
+        carried = count - new.count
         keys = dict.fromkeys(self._kinds, new)
         return keys | {
             name: whole.part(carried - min(kept, carried), count)

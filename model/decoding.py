@@ -40,7 +40,7 @@ def make_decoder(
     """
     weight = model.embed.weight
     autocast = torch.is_autocast_enabled(weight.device.type)
-    if autocast or not positions.order.shape[1] or not PackedModel.supports(model):
+    if autocast or not positions.count or not PackedModel.supports(model):
         return GrowingDecoder(model, cache, positions)
     packed = PackedModel(model)
     plans = first_plans(model, cache.batch, positions)
@@ -105,7 +105,7 @@ class GrowingDecoder:
         self._at += 1
         new = self.positions.part(at, self._at)
         if new.unit_steps:
-            end = new.position_end - (self.positions.order.shape[1] - self._at)
+            end = new.position_end - (self.positions.count - self._at)
             new = replace(new, position_end=end)
         if self.packed is None:
             return self.model(tokens[:, None], new, cache=self.cache, keep=1)[:, -1]
@@ -134,7 +134,7 @@ class PassInputs:
         positions: TokenPositions,
     ) -> PassInputs:
         """The inputs of all passes, padded to a rounded number of passes."""
-        size = rounded(positions.order.shape[1])
+        size = rounded(positions.count)
         every = model.prepare(positions)
         single = model.prepare(positions.part(0, 1))
         tables = {}
@@ -200,7 +200,7 @@ class StaticDecoder:
         positions: TokenPositions,
         plans: dict[str, AttentionPlan | ContentPlan],
     ):
-        passes = positions.order.shape[1]
+        passes = positions.count
         end = int(min(rounded(positions.position_end), model.limit or math.inf))
         inputs = PassInputs.create(model, replace(positions, position_end=end))
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
@@ -223,7 +223,7 @@ class StaticDecoder:
         """Whether all passes are the same operations, i.e. no scheme caches more than keys, and
         there are enough of them."""
         is_uniform = all(isinstance(plan, AttentionPlan) for plan in plans.values())
-        return is_uniform and positions.order.shape[1] >= LEAST_PASSES
+        return is_uniform and positions.count >= LEAST_PASSES
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,). The next call overwrites them."""

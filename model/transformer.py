@@ -176,10 +176,7 @@ class Transformer(nn.Module):
         kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
-            modifiers = [
-                Modifiers(kinds[kind].position, kinds[kind].heads, settings.dim)
-                for kind in settings.layer_kinds
-            ]
+            modifiers = [Modifiers(kinds[name]) for name in settings.layer_kinds]
         transfer_parameters(self.position, schemes)
         for block, modifier in zip(self.blocks, modifiers, strict=True):
             transfer_parameters(block.attention.position, modifier)
@@ -438,7 +435,7 @@ class Transformer(nn.Module):
             return self.embed_chunk(x, chunks[0])
         parts = []
         for chunk in chunks:
-            count = chunk.positions.order.shape[1]
+            count = chunk.positions.count
             parts.append(self.embed_chunk(x[:, :count], chunk))
             x = x[:, count:]
         return torch.cat(parts, dim=1)

@@ -61,8 +61,8 @@ def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
     """Apply the permutation of 0 ... n-1 that `key` selects to each index. index: int64, any
     shape."""
     digest = hashlib.sha256(repr(key).encode()).digest()
-    words = np.frombuffer(digest, dtype="<u4").astype(np.uint64)
-    return shuffled(index, n, list(words[:ROUNDS]))
+    words = [int.from_bytes(digest[4 * r : 4 * r + 8], "little") for r in range(ROUNDS)]
+    return shuffled(index, n, [np.uint64(word) for word in words])
 
 
 def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:

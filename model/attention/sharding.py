@@ -23,6 +23,7 @@ from torch.distributed._functional_collectives import (
 )
 
 from errors import ModelError
+from model.attention.mask import joined
 from model.position import Accumulate, PositionSettings
 from model.token_positions import TokenPositions
 
@@ -126,7 +127,7 @@ class ShardedWindow:
     @property
     def length(self) -> int:
         """L, tokens of a window."""
-        return self.positions.order.shape[1]
+        return self.positions.count
 
     def bounds(self, index: int) -> tuple[int, int]:
         """See `ContextShard.bounds`."""
@@ -145,7 +146,7 @@ class ShardedWindow:
         """The positions of the last `keep` tokens of this rank, by chunk."""
         parts: list[TokenPositions] = []
         for positions in reversed(self.own):
-            count = min(keep, positions.order.shape[1])
+            count = min(keep, positions.count)
             parts.insert(0, positions.last(count))
             keep -= count
         return parts
@@ -178,7 +179,7 @@ class ShardedWindow:
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The chunks of this rank's tokens x (B, T, ·)."""
-        return x.split([chunk.order.shape[1] for chunk in self.own], dim=1)
+        return x.split([chunk.count for chunk in self.own], dim=1)
 
 
 class GatheredLayer:
@@ -287,7 +288,7 @@ class GatheredKeys(GatheredLayer):
         visible, *later = [self.window.visible(chunk, self.settings) for chunk in chunks]
         keys = _within(parts, visible)
         parts[:] = [part for part in parts if any(_within([part], each) for each in later)]
-        return keys[0] if len(keys) == 1 else torch.cat(keys, dim=2)
+        return joined(keys, 2)
 
     def _stored(self, parts: Parts) -> Tensor:
         """The parts in one buffer for the whole window, which is the first part if it exists."""
@@ -324,8 +325,7 @@ class GatheredKeys(GatheredLayer):
 
 def cut(x: Tensor, ranges: TokenRanges) -> Tensor:
     """The tokens of `ranges` of x (B, T, ...), in order."""
-    parts = [x[:, start:stop] for start, stop in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return joined([x[:, start:stop] for start, stop in ranges], 1)
 
 
 def _within(parts: Parts, ranges: TokenRanges) -> list[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
-from model.attention.mask import AttentionView
+from model.attention.mask import AttentionView, by_head
 from model.attention.sharding import GatheredKeys
 from model.cache import CachedTail, LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
@@ -124,7 +124,7 @@ class Projection(Mixer):
         if kind.gate != "none":
             gates = kind.heads if kind.gate == "head" else of_queries
             self.wg = nn.Linear(kind.dim, gates, bias=False)
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        self.position = Modifiers(kind)
 
     def _norm(self, kind: LayerKind, heads: int) -> nn.Module:
         """The norm of the queries or keys of this number of heads."""
@@ -151,7 +151,7 @@ class Projection(Mixer):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, heads·D) → (B, heads, T, D)."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return by_head(x, x.shape[-1] // self.head_dim)
 
 
 class Attention(KeyMixer, Projection):
@@ -173,7 +173,7 @@ class Attention(KeyMixer, Projection):
         kept, moved = k.tensor_split([self.head_dim - count], dim=-1)
         tail = layer_cache or CachedTail()
         both = tail.extend(moved.transpose(1, 2).flatten(2), 1)  # (B, 1 + T, G·n)
-        earlier = both[:, :-1].unflatten(2, (-1, count)).transpose(1, 2)
+        earlier = by_head(both[:, :-1], self.kv_heads)
         has_earlier = (step.context.new.order > 0)[:, None, :, None]
         return torch.cat([kept, torch.where(has_earlier, earlier, moved)], dim=-1)
 

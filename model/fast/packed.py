@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.mask import PRECISE
+from model.attention.mask import PRECISE, joined
 from model.attention.softmax import Attention
 from model.block import Block, Norm
 from model.cache import LayerCache
@@ -33,7 +33,7 @@ class JoinedLinear:
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = None
         if biases:
-            self.bias = biases[0] if len(biases) == 1 else torch.cat(biases)
+            self.bias = joined(biases, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.mm(x, self.weight)

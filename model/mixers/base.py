@@ -97,17 +97,18 @@ class AttentionPass:
 class Modifiers(nn.Module):
     """Temperature, sink and weights of one layer, for any scheme."""
 
-    def __init__(self, settings: PositionSettings, heads: int, dim: int):
+    def __init__(self, kind: LayerKind):
         super().__init__()
-        self.settings = settings
-        self._heads = heads
-        temperature = settings.temperature
-        self.scale = self.adaptive = None
+        self.settings = kind.position
+        self._heads = heads = kind.heads
+        temperature = kind.position.temperature
+        self.scale = self.adaptive = self.sink = None
         if isinstance(temperature, AdaptiveTemperature):
-            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), dim))
+            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), kind.dim))
         elif temperature.learned:
             self.scale = nn.Parameter(torch.empty(heads))
-        self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
+        if kind.position.sink_logit == "learned":
+            self.sink = nn.Parameter(torch.empty(heads))
         given = temperature.by_head
         if given is not None and len(given) != heads:
             raise ModelError(
@@ -156,9 +157,11 @@ class Mixer(nn.Module, ABC):
     has_queries: ClassVar[bool] = True
     has_gate: ClassVar[bool] = False
     position: Modifiers
+    mixer: Any  # MixerSettings; subclasses declare their own
 
     def __init__(self, kind: LayerKind):
         super().__init__()
+        self.mixer = kind.mixer
         self.heads = kind.heads
         self.kv_heads = kind.kv_heads
         self.head_dim = kind.head_dim

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from errors import ModelError
+from model.attention.mask import by_head
 from model.attention.softmax import HeadNorm, KeyMixer
 from model.mixers.base import LayerKind, MixerSettings, Modifiers
 from settings.fields import setting
@@ -48,15 +49,16 @@ class LatentAttention(KeyMixer):
     part of W is applied to the mean of c. They are equal; the cheaper one is chosen.
     """
 
+    mixer: LatentMixer
+
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
-        m: LatentMixer = kind.mixer
-        self.mixer = m
+        m = self.mixer
         self.value_dim = m.value_dim or m.unrotated_dim
         features = m.unrotated_dim + self.head_dim
         self.scale = features**-0.5
         self.pair_features = features + self.value_dim
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        self.position = Modifiers(kind)
         norm_eps = m.norm_eps or kind.norm_eps
         if m.query_rank is not None:
             self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)
@@ -96,7 +98,7 @@ class LatentAttention(KeyMixer):
             return x
         m = self.mixer
         q = x if m.query_rank is None else self.q_norm(self.wq_down(x))
-        q = self.wq(q).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = by_head(self.wq(q), self.heads)
         q_unrotated, q = q.split([m.unrotated_dim, self.head_dim], dim=-1)
         up = self.w_up.weight.view(self.heads, -1, m.rank)
         up_keys, up_values = up.split([m.unrotated_dim, self.value_dim], dim=1)

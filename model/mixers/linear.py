@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.mask import mask_dtype
+from model.attention.mask import mask_dtype, no_autocast
 from model.attention.softmax import Projection
-from model.mixers.base import AttentionPass, LayerKind, MixerSettings
+from model.mixers.base import AttentionPass, MixerSettings
 from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
 from model.mixers.recurrence import Inputs
 from settings.fields import setting
@@ -47,9 +47,7 @@ class LinearAttention(Projection):
     (as in YaRN) has no effect. Runs in float32, or in float64 for float64 models.
     """
 
-    def __init__(self, kind: LayerKind):
-        super().__init__(kind)
-        self.mixer: LinearMixer = kind.mixer
+    mixer: LinearMixer
 
     def forward(self, x, step, layer_cache):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
@@ -59,7 +57,7 @@ class LinearAttention(Projection):
         q = self.normalized(self.q_norm, self.wq(read))
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.v_norm(self.split(self.wv(x)))
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             dtype = mask_dtype(v)
             feature = unit if self.mixer.form == "cosine" else positive
             q = feature(q.to(dtype))

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from model.attention.mask import mask_dtype
+from model.attention.mask import by_head, mask_dtype, no_autocast
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.layer_state import LayerState, recurrent_outputs
 from model.mixers.recurrence import SUB_CHUNK, Inputs
 from model.mixers.short_convolution import CausalConvolution
 from model.position.base import Initializer, constant
+from model.position.content import unit
 from settings.fields import setting
 
 STEP_RANGE = (1e-3, 0.1)  # initial Δ of softplus decays, as in Mamba-2
@@ -100,13 +101,14 @@ class Recurrent(Mixer):
     The state of a row is heads · head_dim · value_dim numbers, whatever the length.
     """
 
+    mixer: RecurrentMixer
+
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
-        m: RecurrentMixer = kind.mixer
-        self.mixer = m
+        m = self.mixer
         self.value_dim = m.value_dim or kind.head_dim
         self.scale = m.scale or kind.head_dim**-0.5
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        self.position = Modifiers(kind)
         of_keys = self.kv_heads * self.head_dim
         of_values = self.heads * self.value_dim
         self.sizes = [of_keys, of_keys, of_values]
@@ -166,7 +168,7 @@ class Recurrent(Mixer):
             count = self.mixer.convolution - 1
             projected = self.convolution(state.extend(projected, count), context.document_order)
         q, k, v = projected.split(self.sizes, dim=-1)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             inputs = self.inputs(x, q, k, v, step)
             out = recurrent_outputs(inputs, state, self.mixer.chunk, v.dtype)
             if self.mixer.skip:
@@ -189,9 +191,9 @@ class Recurrent(Mixer):
         dtype = mask_dtype(v)
         shared = self.heads // self.kv_heads
         # (B, heads, T, ·)
-        q = context.of_queries(q).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-        k = k.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = by_head(context.of_queries(q), self.kv_heads)
+        k = by_head(k, self.kv_heads)
+        v = by_head(v, self.heads)
         q = q.to(dtype).repeat_interleave(shared, dim=1)
         plan = step.plan.bind(x, None)
         (view,) = plan.read(q, plan.write(k.to(dtype)))
@@ -206,7 +208,7 @@ class Recurrent(Mixer):
             log_decay = (1 - 2 ** (-5 - heads)).log()[:, None, None]
         elif m.decay != "none":
             logits = self.w_decay(x).to(dtype) + self.decay_bias.to(dtype)
-            logits = logits.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, K or 1)
+            logits = by_head(logits, self.heads)  # (B, H, T, K or 1)
             if m.decay_form == "sigmoid":
                 log_decay = F.logsigmoid(logits) / 16
             else:
@@ -273,11 +275,6 @@ class Recurrent(Mixer):
 
     def saved_numbers(self, length):
         return self.workspace(1, length, length, 0) // length
-
-
-def unit(x: Tensor) -> Tensor:
-    """x / √(|x|² + 1e-6), as in flash-linear-attention."""
-    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def _low_rank(inputs: int, outputs: int, rank: int | None) -> nn.Module:

@@ -55,12 +55,12 @@ class ShortConvolution(Mixer):
     """W_o (c ⊙ conv(b ⊙ z)) with (b, c, z) = W_in x; the convolution has no activation."""
 
     has_queries = False
+    mixer: ShortConvolutionMixer
 
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
-        m: ShortConvolutionMixer = kind.mixer
-        self.mixer = m
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        m = self.mixer
+        self.position = Modifiers(kind)
         self.w_in = nn.Linear(kind.dim, 3 * kind.dim, bias=m.bias)
         self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
         self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)

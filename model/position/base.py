@@ -28,6 +28,7 @@ from model.attention.mask import (
     DistanceFunction,
     MaskFunction,
     QueryBlock,
+    no_autocast,
     precise,
     visibility_mask,
 )
@@ -70,7 +71,7 @@ class AttentionContext:
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
-        count = self.queries.order.shape[1]
+        count = self.queries.count
         given = x.shape[dim]
         return x if count == given else x.narrow(dim, given - count, count)
 
@@ -127,8 +128,8 @@ class AttentionContext:
             return visible(b, h, i, j) & mask_mod(b, h, i, j)
 
         is_plain = self.queries.layout == "plain"
-        queries = self.queries.order.shape[1]
-        keys = self.keys.order.shape[1]
+        queries = self.queries.count
+        keys = self.keys.count
         has_equal_rows = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         is_pure = bias is None and mask_mod is None
         is_same = is_plain and not by_row and (has_equal_rows or is_pure)
@@ -552,7 +553,7 @@ class ContentPlan:
         ) -> Tensor:
             return scheme.accumulate(features, past, new, tables)
 
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             features = scheme.features(precise(x), tables)
             if layer_cache is None or not scheme.caches_extras:
                 extras = accumulate(features, None, self.context.new)

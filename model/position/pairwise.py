@@ -56,7 +56,7 @@ class DistanceBias(PositionalScheme, ABC):
 
     def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (on_device(self.stretches(positions), positions.position.device, dtype),)
+        return (on_device(self.stretches(positions), positions.device, dtype),)
 
     @property
     def tabulate(self) -> bool:

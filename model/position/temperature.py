@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
+from model.attention.mask import no_autocast
 from model.position.table import on_device
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings, setting
@@ -62,7 +63,7 @@ class Temperature(StrictSettings):
             max_visible: the largest number of keys that a query attends to; None: unlimited.
         """
         if self.by_head is not None:
-            return on_device(tuple(self.by_head), positions.order.device, dtype)[None, :, None]
+            return on_device(tuple(self.by_head), positions.device, dtype)[None, :, None]
         if type(self).factor is Temperature.factor:
             return None
         # padding has negative order and attends to itself
@@ -251,7 +252,7 @@ class AdaptiveTemperature(Temperature):
             logs: ln(n + 1), (B or 1, 1, K).
             weights: w and u of the adapted heads, (2, ·, C).
         """
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             slopes, exponents = (x.to(logs.dtype) @ weights.to(logs.dtype).mT[:, None]).mT
         gamma = self.gamma_range * exponents.tanh()
         factors = self.delta + F.softplus(slopes) * logs**gamma

@@ -335,7 +335,7 @@ class Learned(PositionalScheme):
     ) -> tuple[Tensor, ...]:
         # r(n) = n·last/span, in integers until the last division, so that weights are exact.
         last = self.weight.shape[0] - 1
-        device = positions.position.device
+        device = positions.device
         spans = tuple(max(length - 1, last, 1) for length in positions.lengths)
         span = on_device(spans, device, torch.int64)[:, None]
         along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here

@@ -86,7 +86,7 @@ class Alibi(DistanceBias):
         if self.slopes is not None:
             return stretches
         # float32 slopes for all model dtypes: bfloat16 rounds distances above 256.
-        return (*stretches, self._fixed.to(positions.position.device, dtype))
+        return (*stretches, self._fixed.to(positions.device, dtype))
 
     @property
     def tabulate(self):
@@ -134,7 +134,7 @@ class HardAlibi(PositionalScheme):
 
     def tables(self, positions, dtype):
         """(1, H) the number of positions that each head attends to."""
-        return (self._reach.to(positions.position.device, dtype),)
+        return (self._reach.to(positions.device, dtype),)
 
     def plan(self, context):
         reach = context.tables[0][0]

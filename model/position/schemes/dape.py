@@ -62,7 +62,7 @@ class Dape(PositionalScheme):
         self._slopes = Constant(alibi_slopes(heads)[None])
 
     def tables(self, positions, dtype):
-        return (self._slopes.to(positions.position.device, dtype),)
+        return (self._slopes.to(positions.device, dtype),)
 
     def plan(self, context):
         mask = mask_per_row(context)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.mask import BiasForms, BiasFunction, precise
+from model.attention.mask import BiasForms, BiasFunction, no_autocast, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
 from settings.fields import setting
@@ -96,7 +96,7 @@ class Fire(PositionalScheme):
     def network(self, x: Tensor, heads: Tensor) -> Tensor:
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
@@ -120,7 +120,7 @@ class Fire(PositionalScheme):
             active = torch.where(w1[:, None] > 0, after, ~after)
             active = torch.where(w1[:, None] == 0, b1[:, None] > 0, active).to(w1.dtype)
             edges = F.pad(edges, (0, 2), value=math.inf)
-        with torch.autocast(w1.device.type, enabled=False):
+        with no_autocast(w1):
             return edges, (w2 * b1) @ active, (w2 * w1) @ active
 
     def _flex_bias(self, context: AttentionContext) -> BiasFunction:

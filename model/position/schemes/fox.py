@@ -66,7 +66,7 @@ class Fox(ContentScheme):
     def tables(self, positions, dtype):
         """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
         turns = () if self._rope is None else self._rope.tables(positions, dtype)
-        return (self._slopes.to(positions.position.device, dtype), *turns)
+        return (self._slopes.to(positions.device, dtype), *turns)
 
     def features(self, x, tables):
         """(B, T, H) log forget gates."""

@@ -75,7 +75,7 @@ class Hyperbolic(PositionalScheme):
 
     def tables(self, positions, dtype):
         """(1, D) the rates minus θ_0·margin, in float64."""
-        return (self._rests.to(positions.position.device),)
+        return (self._rests.to(positions.device),)
 
     def rates(self, rests: Tensor) -> Tensor:
         """(D,) γ: θ' − θ_k of the features u, then θ' + θ_k of the features w, per token."""

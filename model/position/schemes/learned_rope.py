@@ -51,7 +51,7 @@ class LearnedRope(PositionalScheme):
 
     def tables(self, positions, dtype):
         """(1, R) initial θ in radians per token, in float64."""
-        return (self._start.to(positions.position.device),)
+        return (self._start.to(positions.device),)
 
     def frequencies(self) -> Tensor:
         """(R,) or (G, R) θ in radians per token, in float64, with gradient."""

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.attention.mask import AttentionView, BiasFunction
+from model.attention.mask import AttentionView, BiasFunction, no_autocast
 from model.position.base import AttentionContext, ContentScheme, constant, normal
 from model.position.content import ContentSettings, linear
 from settings.fields import setting
@@ -53,7 +53,7 @@ class RelativeLogits(ContentScheme):
     def read(self, q, k, extras, plan):
         context = plan.context
         weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             rows = weights @ self.profiles.to(weights.dtype)  # (B, Q, H, E)
         mask = context.mask(bias=self._bias(context, rows), by_row=True)
         return [AttentionView(q, k, mask)]

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from errors import ModelError
-from model.attention.mask import AttentionMask, AttentionView
+from model.attention.mask import AttentionMask, AttentionView, joined
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.rotation import (
@@ -208,7 +208,7 @@ class Rope(PositionalScheme):
 
         def write(k: Tensor) -> Tensor:
             forms = [apply_rotation(k, keys[i], layout) for i in self._forms]
-            return forms[0] if len(forms) == 1 else torch.cat(forms, dim=-1)
+            return joined(forms, -1)
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
             split = (k,) if len(self._forms) == 1 else k.split(features, dim=-1)

@@ -58,7 +58,7 @@ class Sandwich(DistanceBias):
     def tables(self, positions, dtype):
         """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches
         (B or 1,), for fractional distances."""
-        device = positions.position.device
+        device = positions.device
         stretches = self.stretches(positions)
         size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())
         distances = replace(

@@ -69,7 +69,7 @@ class StickBreaking(PositionalScheme):
         keys = context.keys
         queries = context.queries
         if queries.layout == "plain":
-            before = keys.order.shape[1] - queries.order.shape[1]  # the queries are the last keys
+            before = keys.count - queries.count  # the queries are the last keys
             return lambda b, h, i, j: j == i + before
         expand = lambda x: x.expand(context.batch, -1)  # noqa: E731
         q_order = expand(queries.order)

@@ -84,7 +84,7 @@ class T5(PositionalScheme):
 
     def tables(self, positions, dtype):
         """(1, max_distance + 1) bucket of each distance."""
-        return (self._buckets.to(positions.position.device),)
+        return (self._buckets.to(positions.device),)
 
     def plan(self, context):
         buckets = context.tables[0][0]
