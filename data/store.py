@@ -52,7 +52,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(
-    folder: Path, stem: str, dtype: np.dtype, documents: Iterator[EncodedDocument]
+    folder: Path,
+    stem: str,
+    dtype: np.dtype,
+    documents: Iterator[EncodedDocument],
 ) -> dict[str, Any] | None:
     """Write one shard with one document in memory at a time. Returns its manifest entry, or None if
     there are no documents.
@@ -75,7 +78,8 @@ def write_shard(
     # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep
     # their format.
     write_text(
-        paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1)
+        paths[2],
+        json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1),
     )
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     return {"stem": stem, "documents": len(rows), "tokens": int(table[0].sum()), "files": files}

@@ -200,7 +200,11 @@ class Block(nn.Module):
         return torch.cat(outputs, dim=1)
 
     def _layer(
-        self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: Any,
+        hook: AttentionHook | None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
         normed = self.input_norms[0](x)

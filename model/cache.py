@@ -193,7 +193,10 @@ class LayerCache(CachedTail):
         return None if buffer is None else buffer[:, 0, : self._filled["extras"]]
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """Append the extras of the new tokens, computed from their features (B, T, F); returns
         those of all keys (B, S, E)."""

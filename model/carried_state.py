@@ -34,7 +34,10 @@ class CarriedLayer(LayerState):
         return self._joined("k", k, 2), self._joined("v", v, 2)
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """See `LayerCache.extend_extras`."""
         return self._joined("extras", accumulate(features, self._stored.get("extras"), new), 1)

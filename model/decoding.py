@@ -27,7 +27,10 @@ LEAST_PASSES = 4  # recording costs as much as three passes
 
 
 def make_decoder(
-    model: Transformer, cache: Cache, positions: TokenPositions, static: bool | None = None
+    model: Transformer,
+    cache: Cache,
+    positions: TokenPositions,
+    static: bool | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """A function from the next tokens (B,) to the logits (B, V) after them.
 
@@ -54,7 +57,9 @@ def make_decoder(
 
 
 def first_plans(
-    model: Transformer, batch: int, positions: TokenPositions
+    model: Transformer,
+    batch: int,
+    positions: TokenPositions,
 ) -> dict[str, AttentionPlan | ContentPlan]:
     """The plan of each scheme instance in the first of these passes."""
     first = positions.part(0, 1)
@@ -154,7 +159,10 @@ class PassInputs:
             if x is not None and x.shape[2] > 1:
                 factors[kind] = padded(x, 2, size)
         positions = positions.map(
-            lambda x: padded(x, 1, size), layout="ragged", lengths=(0,), unit_steps=False
+            lambda x: padded(x, 1, size),
+            layout="ragged",
+            lengths=(0,),
+            unit_steps=False,
         )
         return cls(positions, tables, factors)
 
@@ -181,7 +189,11 @@ def padded(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def static_pass(
-    model: Transformer, packed: PackedModel, cache: StaticCache, inputs: PassInputs, tokens: Tensor
+    model: Transformer,
+    packed: PackedModel,
+    cache: StaticCache,
+    inputs: PassInputs,
+    tokens: Tensor,
 ) -> Tensor:
     """`decode_pass` of the next pass of a static cache."""
     logits = decode_pass(model, packed, inputs.of(cache.at), cache, tokens)

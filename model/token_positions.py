@@ -112,7 +112,11 @@ class TokenPositions:
         # Often the same tensor; the cache joins it once then.
         position = order if self.position is self.order else function(self.position)
         return replace(
-            self, order=order, position=position, document=function(self.document), **changes
+            self,
+            order=order,
+            position=position,
+            document=function(self.document),
+            **changes,
         )
 
     def part(self, start: int, stop: int, **changes) -> TokenPositions:

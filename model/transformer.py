@@ -343,7 +343,10 @@ class Transformer(nn.Module):
         for name, kind in self.kinds.items():
             settings = kind.position
             factors[name] = settings.temperature.query_factors(
-                positions, settings.max_visible, self.original_length, dtype
+                positions,
+                settings.max_visible,
+                self.original_length,
+                dtype,
             )
         return TokenChunk(positions, tables, factors)
 

@@ -70,7 +70,10 @@ class ChunkEncoder:
         write_json(result_path(self.folder, chunk), result)
 
     def _encoded(
-        self, table: pyarrow.Table, index: ShingleIndex | None, result: dict[str, Any]
+        self,
+        table: pyarrow.Table,
+        index: ShingleIndex | None,
+        result: dict[str, Any],
     ) -> Iterator[EncodedDocument]:
         for row in table.to_pylist():
             if self.is_stopped:

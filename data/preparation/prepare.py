@@ -92,7 +92,10 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
 
 
 def _prepare_text(
-    settings: DataSettings, console: Any, workers: int | None, place: str = FIRST
+    settings: DataSettings,
+    console: Any,
+    workers: int | None,
+    place: str = FIRST,
 ) -> PreparedData:
     """Prepare one text or open it. `place` is the name of the setting that specifies it."""
     folder = prepared_folder(settings, place)
@@ -237,7 +240,8 @@ class _Preparation:
         return tokenizer, training
 
     def _train_tokenizer(
-        self, settings: SentencePieceSettings | HuggingFaceSettings
+        self,
+        settings: SentencePieceSettings | HuggingFaceSettings,
     ) -> tuple[Tokenizer, dict[str, Any]]:
         text = self.spools["text"]
         available = int(text.bytes[~text.valid].sum())
@@ -271,7 +275,10 @@ class _Preparation:
                     yield piece
 
     def _finish(
-        self, chunks: list[Chunk], index: ShingleIndex | None, training: dict[str, Any]
+        self,
+        chunks: list[Chunk],
+        index: ShingleIndex | None,
+        training: dict[str, Any],
     ) -> dict[str, Any]:
         """Write the manifests and prepared.json. Returns the summary."""
         s = self.settings
@@ -312,7 +319,9 @@ class _Preparation:
         return summary
 
     def _duplicates(
-        self, index: ShingleIndex | None, results: list[dict[str, Any]]
+        self,
+        index: ShingleIndex | None,
+        results: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Statistics of the excluded copies, and the fraction of validation shingles left in
         training."""

@@ -54,7 +54,11 @@ def read_chunk(folder: Path, number: int, columns: list[str] | None = None) -> p
 
 
 def fill(
-    folder: Path, source: Source, settings: DataSettings, max_bytes: int | None, console: Any
+    folder: Path,
+    source: Source,
+    settings: DataSettings,
+    max_bytes: int | None,
+    console: Any,
 ) -> None:
     """Read the source into the spool, or resume an earlier call. Raises DataError if there is no
     usable document.

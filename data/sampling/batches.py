@@ -201,7 +201,11 @@ class BatchSampler:
         for source, text in enumerate(self.texts):
             totals = [int(self._pattern.before(source, np.array(n))) for n in self.plan.samples]
             samplers = window_samplers(
-                text.store.n_tokens, self.plan.lengths, totals, seed=seed, source=source
+                text.store.n_tokens,
+                self.plan.lengths,
+                totals,
+                seed=seed,
+                source=source,
             )
             self._samplers.append(samplers)
         # A step may span two epochs of each text.

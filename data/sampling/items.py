@@ -105,7 +105,11 @@ class SymbolItems:
 
 
 def place_items(
-    rows: ItemRows, positions: PlainPositions, seed: int, step: int, index: np.ndarray
+    rows: ItemRows,
+    positions: PlainPositions,
+    seed: int,
+    step: int,
+    index: np.ndarray,
 ) -> PositionedTokens:
     """Order, position and document (−1: padding) of items; `index` (b,) selects the random draws
     of each."""

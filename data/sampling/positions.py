@@ -79,7 +79,10 @@ class PositionDraws:
         """Return (b, T) uint64, equal for all tokens of a text, or different for each `token` (its
         order)."""
         return bits(
-            key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token
+            key_of(self.seed, self.step, "positions", what),
+            self.rows,
+            self.document,
+            *token,
         )
 
 
@@ -144,10 +147,14 @@ class SubsetPositions(PlainPositions):
 
     name: Literal["random_subset"] = "random_subset"
     max_length: int = setting(
-        2048, "end of the range; should exceed all evaluated lengths", ge=2, le=1_000_000
+        2048,
+        "end of the range; should exceed all evaluated lengths",
+        ge=2,
+        le=1_000_000,
     )
     per: Literal["row", "batch"] = setting(
-        "row", "one draw per text, or one per batch as in the authors' code"
+        "row",
+        "one draw per text, or one per batch as in the authors' code",
     )
 
     def apply(self, placed, draws):
@@ -201,13 +208,20 @@ class CapePositions(PlainPositions):
     name: Literal["cape"] = "cape"
     global_shift: float = setting(5.0, "maximum shift of a text in tokens", ge=0, le=1e6)
     local_shift: float = setting(
-        0.25, "maximum jitter of a token; below 1/2, which preserves the order", ge=0, lt=0.5
+        0.25,
+        "maximum jitter of a token; below 1/2, which preserves the order",
+        ge=0,
+        lt=0.5,
     )
     scale: float = setting(
-        1.03, "maximum factor on positions; the minimum is 1/scale", ge=1, le=100
+        1.03,
+        "maximum factor on positions; the minimum is 1/scale",
+        ge=1,
+        le=100,
     )
     center: bool = setting(
-        False, "subtract the mean first; for schemes that depend on distances only"
+        False,
+        "subtract the mean first; for schemes that depend on distances only",
     )
 
     def position_end(self, length):

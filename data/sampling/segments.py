@@ -98,7 +98,8 @@ class MixturePattern:
         self._turns = np.array(_quota(parts), dtype=np.int64)
         marks = self._turns[None] == np.arange(len(parts))[:, None]
         self._before = np.concatenate(
-            [np.zeros((len(parts), 1), dtype=np.int64), np.cumsum(marks, 1)], 1
+            [np.zeros((len(parts), 1), dtype=np.int64), np.cumsum(marks, 1)],
+            1,
         )
 
     def turns(self, sample: np.ndarray) -> np.ndarray:
@@ -221,7 +222,12 @@ class WindowSampler:
 
 
 def window_samplers(
-    tokens: int, lengths: Sequence[int], totals: Sequence[int], *, seed: int, source: int = 0
+    tokens: int,
+    lengths: Sequence[int],
+    totals: Sequence[int],
+    *,
+    seed: int,
+    source: int = 0,
 ) -> list[WindowSampler]:
     """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the
     last has no end.

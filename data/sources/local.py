@@ -127,7 +127,10 @@ class Files(Source):
                     yield self._from_bytes(name, raw, clusters.get(path.name))
 
     def _from_bytes(
-        self, name: str, raw: bytes | bytearray | None, cluster: str | None
+        self,
+        name: str,
+        raw: bytes | bytearray | None,
+        cluster: str | None,
     ) -> Document:
         return self._too_large(name) if raw is None else decoded(name, raw, cluster)
 
@@ -142,7 +145,9 @@ class Files(Source):
 
     def _too_large(self, name: str) -> Document:
         return Document(
-            name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})"
+            name,
+            "",
+            fault=f"larger than {self.place}.max_document_bytes ({self.most:,})",
         )
 
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:

@@ -63,7 +63,8 @@ class AdditionTask(CoupledTask):
         "its number, 0 for other symbols (arXiv:2405.17399)",
     )
     order: Literal["plain", "reversed", "reversed_answer"] = setting(
-        "plain", "reversed: all numbers, or the sum alone, from the last digit on"
+        "plain",
+        "reversed: all numbers, or the sum alone, from the last digit on",
     )
     scratchpad: bool = setting(False, "write the columns before the sum")
     hints: int = setting(

@@ -70,7 +70,11 @@ class TaskContext:
         self.encode = lru_cache(maxsize=CACHED)(tokenizer.encode)
 
     def item(
-        self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT
+        self,
+        index: int,
+        length: int,
+        depth: float = 0.0,
+        haystack: np.ndarray = NO_TEXT,
     ) -> TaskItem:
         """Generate item `index` with at most `length` tokens (exactly `length` if it has a
         haystack).

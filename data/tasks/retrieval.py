@@ -122,7 +122,10 @@ class PasskeyTask(HaystackTask):
     name: Literal["passkey"] = "passkey"
     keys: int = setting(3, "pass keys per item; with several, chance is 1/keys", ge=1, le=64)
     choices: int = setting(
-        4, "number of values compared if there is one key; chance is 1/choices", ge=2, le=64
+        4,
+        "number of values compared if there is one key; chance is 1/choices",
+        ge=2,
+        le=64,
     )
     digits: int = setting(5, "digits per pass key", ge=1, le=18)
 

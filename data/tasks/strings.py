@@ -168,7 +168,10 @@ class CountingTask(SymbolTask):
         return self.answered([*program, "print", name], [str(values[name])])
 
     def _run(
-        self, draws: NamedDraws, attempt: int, length: int
+        self,
+        draws: NamedDraws,
+        attempt: int,
+        length: int,
     ) -> tuple[list[str], dict[str, int]]:
         """A program, and the variables that it sets."""
         kinds = draws.below(f"kinds {attempt}", length, SET + PASS + INCREMENT)

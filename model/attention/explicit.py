@@ -29,7 +29,10 @@ SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or ma
 
 
 def by_block(
-    attend_block: Callable[[int, int], Tensor], queries: int, size: int, recompute: bool
+    attend_block: Callable[[int, int], Tensor],
+    queries: int,
+    size: int,
+    recompute: bool,
 ) -> Tensor:
     """attend_block(start, stop) for blocks of `size` queries, concatenated: (B, H, T, D).
 
@@ -44,7 +47,11 @@ def by_block(
         stop = min(start + size, queries)
         if recompute:
             out = checkpoint(
-                attend_block, start, stop, use_reentrant=False, preserve_rng_state=False
+                attend_block,
+                start,
+                stop,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
         else:
             out = attend_block(start, stop)
@@ -58,7 +65,10 @@ def query_block(rows: int, keys: int) -> int:
 
 
 def explicit_attend(
-    views: list[AttentionView], v: Tensor, scale: float, normalizer: Normalizer
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
 ) -> Tensor:
     """(B, H, T, D), with scores in float32 or float64."""
     mask = views[0].mask

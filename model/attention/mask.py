@@ -62,7 +62,11 @@ def joined(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def visibility_mask(
-    queries: TokenPositions, keys: TokenPositions, batch: int, window: int | None, sinks: int
+    queries: TokenPositions,
+    keys: TokenPositions,
+    batch: int,
+    window: int | None,
+    sinks: int,
 ) -> MaskFunction:
     """Mask function: causal, within the document and within the window.
 
@@ -280,7 +284,10 @@ class AttentionMask:
         return self._once("by_query", compute)
 
     def indices(
-        self, start: int, stop: int, keys: slice | Tensor
+        self,
+        start: int,
+        stop: int,
+        keys: slice | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a
         block."""

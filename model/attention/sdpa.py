@@ -40,7 +40,12 @@ def causal_attend(
     # The last query attends to every key. In a compiled graph the comparison itself is a symbol.
     is_causal = True if mask.queries > 1 else False  # noqa: SIM210
     return F.scaled_dot_product_attention(
-        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True
+        q,
+        k,
+        v,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=True,
     )
 
 
@@ -106,7 +111,10 @@ def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor
 
 
 def distance_mask(
-    q: Tensor, mask: AttentionMask, start: int, stop: int
+    q: Tensor,
+    mask: AttentionMask,
+    start: int,
+    stop: int,
 ) -> tuple[Tensor, slice, Tensor]:
     """Reversed queries, keys and mask of one block.
 

@@ -301,7 +301,10 @@ class GatheredKeys(GatheredLayer):
         return whole
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """Gather features (B, T, F); returns the extras visible to this rank's chunk (B, S, E).
 

@@ -51,7 +51,10 @@ class KeyMixer(Mixer):
 
     @abstractmethod
     def project(
-        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: KeyCache | None,
     ) -> tuple[AttentionPlan, Tensor, Tensor]:
         """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
         values (B, G, T, ·)."""
@@ -69,7 +72,10 @@ class KeyMixer(Mixer):
         """(B, K, C) for the K queries of the pass, with all keys and values (B, G, S, ·)."""
 
     def weighted(
-        self, views: list[AttentionView], v: Tensor, hook: AttentionHook | None = None
+        self,
+        views: list[AttentionView],
+        v: Tensor,
+        hook: AttentionHook | None = None,
     ) -> Tensor:
         """The weighted values (B, H, K, ·)."""
         normalizer = self.position.normalizer(v.device)
@@ -186,7 +192,12 @@ class Attention(KeyMixer, Projection):
         return self.joined(self.weighted(views, v, hook), x)
 
     def views(
-        self, plan: AttentionPlan, q: Tensor, k: Tensor, step: AttentionPass, x: Tensor
+        self,
+        plan: AttentionPlan,
+        q: Tensor,
+        k: Tensor,
+        step: AttentionPass,
+        x: Tensor,
     ) -> list[AttentionView]:
         """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
         C)."""

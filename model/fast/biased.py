@@ -43,7 +43,12 @@ def biased_attend(
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())
 def biased_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, sums: Tensor | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    sums: Tensor | None,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) in the dtype of v and the log-sum-exp (B, H, T) of each query's
     logits."""
@@ -244,7 +249,11 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, grad: Tensor, _: Tensor):
     *saved, sums = ctx.saved_tensors
     *gradients, of_sums = biased_attention_backward(
-        grad.contiguous(), *saved, sums, ctx.scale, ctx.needs_input_grad[3]
+        grad.contiguous(),
+        *saved,
+        sums,
+        ctx.scale,
+        ctx.needs_input_grad[3],
     )
     return *gradients, None if sums is None else of_sums, None
 

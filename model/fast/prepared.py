@@ -93,7 +93,11 @@ class PreparedDecoder:
     """The passes after a prompt, with keys in a growing cache; see `make_decoder`."""
 
     def __init__(
-        self, model: Transformer, packed: PackedModel, cache: Cache, positions: TokenPositions
+        self,
+        model: Transformer,
+        packed: PackedModel,
+        cache: Cache,
+        positions: TokenPositions,
     ):
         self.model = model
         self.packed = packed

@@ -25,16 +25,24 @@ class LatentMixer(MixerSettings):
     name: Literal["latent"] = "latent"
     rank: int = setting(64, "features of the compressed keys and values", ge=1)
     query_rank: int | None = setting(
-        None, "features of compressed queries; null: queries are not compressed", ge=1
+        None,
+        "features of compressed queries; null: queries are not compressed",
+        ge=1,
     )
     unrotated_dim: int = setting(
-        32, "features of each head's queries and keys without positions", ge=1
+        32,
+        "features of each head's queries and keys without positions",
+        ge=1,
     )
     value_dim: int | None = setting(
-        None, "dimension of each head of values; null: unrotated_dim", ge=1
+        None,
+        "dimension of each head of values; null: unrotated_dim",
+        ge=1,
     )
     norm_eps: float | None = setting(
-        None, "epsilon of norms of compressed vectors; null: model.norm_eps", gt=0
+        None,
+        "epsilon of norms of compressed vectors; null: model.norm_eps",
+        gt=0,
     )
 
     def describe(self):

@@ -58,7 +58,9 @@ class RecurrentMixer(MixerSettings):
     scale: float | None = setting(None, "factor on queries; null: 1/√head_dim", gt=0)
     value_dim: int | None = setting(None, "dimension of each head of values; null: head_dim", ge=1)
     convolution: int = setting(
-        0, "width of the causal convolution, with SiLU, of queries, keys and values; 0: none", ge=0
+        0,
+        "width of the causal convolution, with SiLU, of queries, keys and values; 0: none",
+        ge=0,
     )
     convolution_bias: bool = setting(False, "bias of the convolution")
     skip: bool = setting(False, "add D·v to the output, D learned per head (Mamba-2)")
@@ -67,10 +69,13 @@ class RecurrentMixer(MixerSettings):
         "RMSNorm of the output of each head, or of the heads that share a key head (Mamba-2)",
     )
     output_norm_eps: float | None = setting(
-        None, "epsilon of this RMSNorm; null: model.norm_eps", gt=0
+        None,
+        "epsilon of this RMSNorm; null: model.norm_eps",
+        gt=0,
     )
     output_gate: Literal["none", "silu", "sigmoid"] = setting(
-        "none", "activation of the gate that multiplies the output"
+        "none",
+        "activation of the gate that multiplies the output",
     )
     gate_rank: int | None = setting(None, "rank of the gate's matrix; null: full", ge=1)
     gate_first: bool = setting(False, "gate, then norm (Mamba-2), not norm, then gate")

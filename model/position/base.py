@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -35,7 +36,7 @@ from model.attention.mask import (
 from model.position.table import LookupTable
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings, optional, setting
+from settings.fields import StrictSettings, default_of, optional, setting
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,9 @@ class AttentionContext:
             self.window,
             self.sinks,
         )
-
-        def restricted(b, h, i, j):
-            assert mask_mod is not None
-            return visible(b, h, i, j) & mask_mod(b, h, i, j)
-
+        restricted = visible
+        if mask_mod is not None:
+            restricted = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
         is_plain = self.queries.layout == "plain"
         queries = self.queries.count
         keys = self.keys.count
@@ -140,7 +139,7 @@ class AttentionContext:
             queries=queries,
             keys=keys,
             device=self.device,
-            mask_mod=visible if mask_mod is None else restricted,
+            mask_mod=restricted,
             separation=self.separation(),
             bias=bias,
             band=band,
@@ -199,7 +198,10 @@ class ExtrasCache(Protocol):
     """A layer cache that stores per-token extras."""
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """Add the extras of the new tokens (B, T, F); returns those of all keys (B, S, E)."""
         ...
@@ -235,8 +237,8 @@ class AttentionPlan:
         """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
         return cls(
             read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)],
-            is_unordered=weights_fn is None and extra_output is None,
-            is_uniform=weights_fn is None and extra_output is None,
+            is_unordered=weights_fn is None,
+            is_uniform=weights_fn is None,
         )
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
@@ -265,16 +267,22 @@ class PositionSettings(StrictSettings):
 
     name: str
     window: int | None = setting(
-        None, "attend to this many most recent keys, the query's own included; null: all", ge=1
+        None,
+        "attend to this many most recent keys, the query's own included; null: all",
+        ge=1,
     )
     sinks: int = setting(
-        0, "tokens at the start of each document that stay visible outside the window", ge=0
+        0,
+        "tokens at the start of each document that stay visible outside the window",
+        ge=0,
     )
     temperature: AnyTemperature = setting(
-        NoTemperature(), "factor on the q·k term of attention logits"
+        NoTemperature(),
+        "factor on the q·k term of attention logits",
     )
     sink_logit: Literal["none", "learned", "zero"] = setting(
-        "none", "extra softmax column without a value in each head: learned logit, or logit 0"
+        "none",
+        "extra softmax column without a value in each head: learned logit, or logit 0",
     )
     weights: Literal["softmax", "entmax"] = optional(
         "function from logits to weights: softmax, or entmax with α = 1.5, which gives "
@@ -323,9 +331,7 @@ class PositionSettings(StrictSettings):
         parts = [self.name]
         for key in [*own, "temperature"]:
             value = getattr(self, key)
-            if key not in self.test_time or value == fields[key].get_default(
-                call_default_factory=True
-            ):
+            if key not in self.test_time or value == default_of(fields[key]):
                 continue
             if hasattr(value, "describe"):
                 parts.append(value.describe(length, original_length))
@@ -427,8 +433,8 @@ class PositionalScheme(nn.Module):
     ) -> None:
         """Initialize the parameters; `embedding_std` is the standard deviation of token
         embeddings."""
-        own = self.parameters(recurse=False)
-        for parameter, initializer in zip(own, self._initializers, strict=True):
+        parameters = self.parameters(recurse=False)
+        for parameter, initializer in zip(parameters, self._initializers, strict=True):
             parameter.copy_(initializer(parameter.shape, generator))
 
     def tables(
@@ -545,14 +551,7 @@ class ContentPlan:
         """The plan for the layer input x (B, T, C)."""
         scheme = self.scheme
         tables = self.context.tables
-
-        def accumulate(
-            features: Tensor,
-            past: Tensor | None,
-            new: TokenPositions,
-        ) -> Tensor:
-            return scheme.accumulate(features, past, new, tables)
-
+        accumulate = partial(scheme.accumulate, tables=tables)
         with no_autocast(x):
             features = scheme.features(precise(x), tables)
             if layer_cache is None or not scheme.caches_extras:

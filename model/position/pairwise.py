@@ -30,7 +30,8 @@ class DistanceSettings(PositionSettings):
     test_time = PositionSettings.test_time | {"stretch"}
 
     stretch: Factor = setting(
-        1.0, "distances are divided by this; auto: max(1, L / original_length)"
+        1.0,
+        "distances are divided by this; auto: max(1, L / original_length)",
     )
 
 
@@ -141,7 +142,9 @@ class TwoLayers(torch.autograd.Function):
             hidden = pair_product(inner, x[:, part], bias).relu_()
             of_outer += pair_product(gradient, hidden.T)
             of_hidden = torch.ops.aten.threshold_backward(
-                pair_product(outer.T, gradient), hidden, 0.0
+                pair_product(outer.T, gradient),
+                hidden,
+                0.0,
             )
             of_inner += pair_product(of_hidden, x[:, part].T)
             of_bias += of_hidden.sum(1, keepdim=True)
@@ -162,7 +165,8 @@ def sum_after(x: Tensor) -> Tensor:
 
 
 def mask_per_row(
-    context: AttentionContext, make_flex: Callable[[], BiasFunction] | None = None
+    context: AttentionContext,
+    make_flex: Callable[[], BiasFunction] | None = None,
 ) -> AttentionMask:
     """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in
     positions only."""

@@ -27,7 +27,8 @@ class RotationSettings(PositionSettings):
 
     theta: float = setting(10_000.0, "base b of the frequencies b^(−2k/r)", gt=1)
     layout: Layout = setting(
-        "half", "features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
+        "half",
+        "features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)",
     )
 
 
@@ -35,7 +36,8 @@ class AngleSharingSettings(PositionSettings):
     """Settings shared by schemes with learned angles."""
 
     share: Share = setting(
-        "model", "one set of parameters per model, per layer, or per key/value head of each layer"
+        "model",
+        "one set of parameters per model, per layer, or per key/value head of each layer",
     )
 
     @property
@@ -94,7 +96,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotation_plan(
-    context: AttentionContext, layout: str, keys: Turns, queries: Turns | None = None
+    context: AttentionContext,
+    layout: str,
+    keys: Turns,
+    queries: Turns | None = None,
 ) -> AttentionPlan:
     """Keys are rotated by the cos and sin of the new tokens and cached so; queries are rotated by
     the same, or by their own."""

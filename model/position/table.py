@@ -71,7 +71,10 @@ class LookupTable:
         self._columns: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
     def look_up(
-        self, position: Tensor, position_end: int, dtype: torch.dtype
+        self,
+        position: Tensor,
+        position_end: int,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         """Rows at `position` (B, T), each (B, T, ...).
 
@@ -107,7 +110,10 @@ class StretchedTables(Generic[Stretch]):
         self._tables: dict[Stretch, LookupTable] = {}
 
     def look_up(
-        self, positions: TokenPositions, stretches: list[Stretch], dtype: torch.dtype
+        self,
+        positions: TokenPositions,
+        stretches: list[Stretch],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         """Rows at `positions`, each (B or 1, T, ...), with one stretch per row or one for all."""
         needed = set(stretches)
@@ -117,7 +123,9 @@ class StretchedTables(Generic[Stretch]):
             self._tables[stretch] = LookupTable(self._rows(stretch))
         if len(needed) == 1:
             return self._tables[stretches[0]].look_up(
-                positions.position, positions.position_end, dtype
+                positions.position,
+                positions.position_end,
+                dtype,
             )
         rows = positions.position.expand(len(stretches), -1)
         by_row = []

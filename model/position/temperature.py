@@ -148,7 +148,8 @@ class Ministral3Temperature(Temperature):
     length: int | None = setting(None, "L0; null: the original length", ge=1)
 
     def factor(self, count, original_length, lengths):
-        return 1 + self.beta * torch.log1p(((count - 1) / (self.length or original_length)).floor())
+        blocks = ((count - 1) / (self.length or original_length)).floor()
+        return 1 + self.beta * torch.log1p(blocks)
 
 
 class InklingTemperature(Temperature):
@@ -159,7 +160,8 @@ class InklingTemperature(Temperature):
     length: int | None = setting(None, "N; null: the original length", ge=1)
 
     def factor(self, count, original_length, lengths):
-        return 1 + self.alpha * (count / (self.length or original_length)).clamp(min=1).log()
+        share = count / (self.length or original_length)
+        return 1 + self.alpha * share.clamp(min=1).log()
 
 
 class PowerTemperature(Temperature):
@@ -230,7 +232,9 @@ class AdaptiveTemperature(Temperature):
     delta: float = setting(1.0, "δ", ge=0)
     gamma_range: float = setting(2.0, "r", gt=0)
     first_head: int = setting(
-        0, "heads before this one have factor 1: those with ALiBi in NAPE", ge=0
+        0,
+        "heads before this one have factor 1: those with ALiBi in NAPE",
+        ge=0,
     )
 
     def factor(self, count, original_length, lengths):
@@ -253,7 +257,9 @@ class AdaptiveTemperature(Temperature):
             weights: w and u of the adapted heads, (2, ·, C).
         """
         with no_autocast(x):
-            slopes, exponents = (x.to(logs.dtype) @ weights.to(logs.dtype).mT[:, None]).mT
+            # (2, 1, C, ·)
+            projections = weights.to(logs.dtype).mT[:, None]
+            slopes, exponents = (x.to(logs.dtype) @ projections).mT
         gamma = self.gamma_range * exponents.tanh()
         factors = self.delta + F.softplus(slopes) * logs**gamma
         return F.pad(factors, (0, 0, self.first_head, 0), value=1.0)

@@ -24,10 +24,12 @@ class AlibiSettings(DistanceSettings):
 
     name: Literal["alibi"] = "alibi"
     slopes: list[Annotated[float, Field(ge=0)]] | None = setting(
-        None, "slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
+        None,
+        "slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)",
     )
     learned: bool = setting(
-        False, "learn the slopes, initialized to the geometric ones; worse in the paper"
+        False,
+        "learn the slopes, initialized to the geometric ones; worse in the paper",
     )
     shared: bool = setting(True, "share learned slopes between layers")
 

@@ -95,10 +95,11 @@ class Fire(PositionalScheme):
 
     def network(self, x: Tensor, heads: Tensor) -> Tensor:
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
-        w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
+        bias = precise(self.inner.bias)[:, None]
+        outer = precise(self.outer.weight)[heads]
         with no_autocast(x):
-            out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
-            return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
+            out = two_layers(x.reshape(1, -1), precise(self.inner.weight), bias, outer)
+        return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
         """f as a piecewise linear function: f_h(x) = intercept[h, s] + slope[h, s]·x, s the number
@@ -108,17 +109,19 @@ class Fire(PositionalScheme):
             edges (width + 2,) in ascending order, the last two infinite; intercept and slope (H,
             width + 1).
         """
-        w1, b1, w2 = (
-            precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
-        )
+        w1 = precise(self.inner.weight[:, 0])
+        b1 = precise(self.inner.bias)
+        w2 = precise(self.outer.weight)
         width = self.settings.width
         with torch.no_grad():
             # where units turn on or off
             edges, order = torch.where(w1 == 0, math.inf, -b1 / w1).sort()
+            rank = order.argsort()[:, None]
+            slopes = w1[:, None]
             # (width, width + 1)
-            after = torch.arange(width + 1, device=w1.device) > order.argsort()[:, None]
-            active = torch.where(w1[:, None] > 0, after, ~after)
-            active = torch.where(w1[:, None] == 0, b1[:, None] > 0, active).to(w1.dtype)
+            after = torch.arange(width + 1, device=w1.device) > rank
+            active = torch.where(slopes > 0, after, ~after)
+            active = torch.where(slopes == 0, b1[:, None] > 0, active).to(w1.dtype)
             edges = F.pad(edges, (0, 2), value=math.inf)
         with no_autocast(w1):
             return edges, (w2 * b1) @ active, (w2 * w1) @ active

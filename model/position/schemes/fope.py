@@ -25,7 +25,9 @@ class FopeSettings(RotationSettings):
         ge=1,
     )
     gain: float = setting(
-        0.3, "Xavier gain of the noise added to the identity to initialize the mixtures", ge=0
+        0.3,
+        "Xavier gain of the noise added to the identity to initialize the mixtures",
+        ge=0,
     )
     clipped: Literal["identity", "ones"] = setting(
         "identity",

@@ -72,7 +72,9 @@ class Fox(ContentScheme):
         """(B, T, H) log forget gates."""
         if self.weight is not None:
             return F.logsigmoid(linear(x, self.weight, self.bias))
-        gate = -tables[0][0] if self.bias is None else F.logsigmoid(self.bias.to(x.dtype))
+        gate = -tables[0][0]
+        if self.bias is not None:
+            gate = F.logsigmoid(self.bias.to(x.dtype))
         return gate.expand(*x.shape[:2], -1)
 
     def accumulate(self, features, past, new, tables):
@@ -86,8 +88,8 @@ class Fox(ContentScheme):
     def read(self, q, k, extras, plan):
         context = plan.context
         if self.settings.rotary:
-            cos, sin = (context.of_queries(x) for x in context.tables[1:])
-            q = rotate(q, cos, sin)
+            _, cos, sin = context.tables
+            q = rotate(q, context.of_queries(cos), context.of_queries(sin))
         return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
     def _mask(
@@ -109,6 +111,7 @@ class Fox(ContentScheme):
             q_rest = q_rest.detach()
 
         def bias(b, h, i, j):
-            return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
+            whole = q_whole[b, h, i] - k_whole[b, h, j]
+            return whole + (q_rest[b, h, i] - k_rest[b, h, j])
 
         return context.mask(bias=bias, forms=BiasForms(key_sums=sums), by_row=True)

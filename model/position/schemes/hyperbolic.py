@@ -30,10 +30,13 @@ class HyperbolicSettings(PositionSettings):
     theta: float = setting(10_000.0, "base b of the frequencies fastest·b^(−2k/D)", gt=1)
     fastest: float = setting(1.0, "largest frequency θ_0, per token", gt=0)
     margin: float = setting(
-        0.1, "decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin", gt=0
+        0.1,
+        "decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin",
+        gt=0,
     )
     damping: Literal["fixed", "learned"] = setting(
-        "fixed", "learned: one margin per layer, initialized to margin"
+        "fixed",
+        "learned: one margin per layer, initialized to margin",
     )
 
     @property

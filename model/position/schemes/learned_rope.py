@@ -45,7 +45,8 @@ class LearnedRope(PositionalScheme):
         features = self.geometry.head_dim
         check_even(self.settings.name, self.geometry)
         self.log_ratio = self.learned(
-            self.settings.shape(self.geometry, features // 2), constant(0.0)
+            self.settings.shape(self.geometry, features // 2),
+            constant(0.0),
         )
         self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
 

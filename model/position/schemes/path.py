@@ -100,11 +100,11 @@ class PathAttention(ContentScheme):
         strength = strength.transpose(1, 2)[..., None]  # (B, G, S, 1)
 
         def weights_fn(block: QueryBlock) -> Tensor:
-            parts = (
-                repeated(x[:, :, block.keys], plan.context.heads).to(block.q.dtype)
-                for x in (w, strength)
-            )
-            return block.weights_of(along_paths(block, *parts) * block.scale)
+            heads = plan.context.heads
+            own_w = repeated(w[:, :, block.keys], heads).to(block.q.dtype)
+            own_strength = repeated(strength[:, :, block.keys], heads).to(block.q.dtype)
+            scores = along_paths(block, own_w, own_strength)
+            return block.weights_of(scores * block.scale)
 
         return [AttentionView(q, k, plan.mask, weights_fn)]
 

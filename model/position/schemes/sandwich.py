@@ -62,7 +62,9 @@ class Sandwich(DistanceBias):
         stretches = self.stretches(positions)
         size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())
         distances = replace(
-            positions, position=torch.arange(size, device=device)[None], position_end=size
+            positions,
+            position=torch.arange(size, device=device)[None],
+            position_end=size,
         )
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))

@@ -77,7 +77,8 @@ class Shaw(PositionalScheme):
         # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to
         # entries.
         rows = torch.cat(
-            [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1
+            [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)],
+            dim=-1,
         )
         separation = context.separation()
 

@@ -82,8 +82,8 @@ class TransformerXL(PositionalScheme):
                 asks = block.q + self.v.to(dtype)[:, None]  # (B, H, t, D)
                 by_distance = asks @ weight @ rows.T if projected is None else asks @ projected
                 content = block.scores + self.u.to(dtype)[:, None] @ block.k.mT * block.scale
-                found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
-                return block.weights_of(content + found * block.scale)
+                positional = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
+                return block.weights_of(content + positional * block.scale)
 
             return [AttentionView(q, k, mask, weights_fn)]
 

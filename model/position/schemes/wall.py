@@ -21,7 +21,8 @@ class WallSettings(ContentSettings):
 
     name: Literal["wall"] = "wall"
     gate_bias: float = setting(
-        8.0, "initial bias of the gates; at 8 a feature keeps 0.9997 per token"
+        8.0,
+        "initial bias of the gates; at 8 a feature keeps 0.9997 per token",
     )
 
 
