@@ -129,12 +129,11 @@ class TokenStore:
             for name, facts in shard["files"].items():
                 self._check_size(name, facts["bytes"])
         tables = [np.zeros((3, 0), dtype=np.int64), *map(self._table, self._shards)]
-        table = np.concatenate(tables, axis=1)
-        self.lengths = table[0]
-        self.bytes = table[1]
+        self.lengths, self.bytes, _ = np.concatenate(tables, axis=1)
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
         # offset of each document in its shard
-        self._starts = np.concatenate([np.cumsum(each[0]) - each[0] for each in tables])
+        starts = [np.cumsum(lengths) - lengths for lengths, _, _ in tables]
+        self._starts = np.concatenate(starts)
         self._maps: dict[int, np.ndarray] = {}
 
     def _check_size(self, name: str, expected: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
@@ -127,7 +128,7 @@ class CacheIndex:
         unit_steps = positions.unit_steps and not self.sinks
         kept = positions.map(lambda x: _pick(x, index, 1), unit_steps=unit_steps)
         if hidden is not None:
-            hidden = torch.cat([hidden, hidden.new_zeros(len(hidden), self.window - 1)], dim=1)
+            hidden = F.pad(hidden, (0, self.window - 1))
             kept = replace(kept, document=kept.document.masked_fill(hidden, -1))
         return index, kept
 
@@ -185,7 +186,9 @@ class LayerCache(CachedTail):
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, G, T, ·); returns all of them (B, G, S, ·)."""
-        return self._append("k", k.to(self.dtype)), self._append("v", v.to(self.dtype))
+        k = self._append("k", k.to(self.dtype))
+        v = self._append("v", v.to(self.dtype))
+        return k, v
 
     def extras(self) -> Tensor | None:
         """(B, S, E) extras of the cached keys; None before the first pass."""
@@ -200,7 +203,8 @@ class LayerCache(CachedTail):
     ) -> Tensor:
         """Append the extras of the new tokens, computed from their features (B, T, F); returns
         those of all keys (B, S, E)."""
-        return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
+        extras = accumulate(features, self.extras(), new)
+        return self._append("extras", extras[:, None])[:, 0]
 
     def select_rows(self, rows):
         """Keep these rows of all buffers, in this order."""
@@ -305,4 +309,6 @@ class Cache:
         self.last = new
         self.filled = count
         keys = dict.fromkeys(self.kinds, new)
-        return keys | {kind: index.advance(new) for kind, index in self.indices.items()}
+        for kind, index in self.indices.items():
+            keys[kind] = index.advance(new)
+        return keys

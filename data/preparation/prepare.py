@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +153,16 @@ class _Preparation:
                     f"data.{key} is true, but the tokenizer has no {key} symbol; set "
                     f"data.{key}=false"
                 )
-        chunks = [(name, i) for name, spool in self.spools.items() for i in range(spool.n_chunks)]
+        chunks = []
+        for name, spool in self.spools.items():
+            chunks += [(name, number) for number in range(spool.n_chunks)]
         index = None
         # Task items differ by construction, and their context is not validation text.
         if s.duplicate_threshold <= 1 and not isinstance(s.source, TaskSource):
-            texts = (spool.texts(valid=True) for spool in self.spools.values())
-            index = ShingleIndex([shingles(text) for text in chain.from_iterable(texts)])
+            sets = []
+            for spool in self.spools.values():
+                sets += [shingles(text) for text in spool.texts(valid=True)]
+            index = ShingleIndex(sets)
         missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
         encoder = ChunkEncoder(self.folder, s, self.tokenizer, self.spools, index)
         encoder.run_all(missing, workers, self.console)
@@ -327,7 +330,9 @@ class _Preparation:
         training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = sum(int(spool.bytes[~spool.valid].sum()) for spool in self.spools.values())
+        candidates = 0
+        for spool in self.spools.values():
+            candidates += int(spool.bytes[~spool.valid].sum())
         copied = sum(result["copied_bytes"] for result in results)
         remaining = set().union(*(result["hits"] for result in results))
         return {

@@ -35,11 +35,11 @@ class PositionedTokens(NamedTuple):
 
     def lengths(self) -> np.ndarray:
         """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
-        last = np.ones(self.document.shape, dtype=bool)
-        last[:, :-1] = self.document[:, 1:] != self.document[:, :-1]
         width = self.document.shape[1]
-        ends = np.where(last, np.arange(width), width)
-        ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]  # end of each token's text
+        is_last = np.diff(self.document, axis=1, append=-2) != 0
+        ends = np.where(is_last, np.arange(width), width)
+        # end of each token's text
+        ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
         return np.take_along_axis(self.order, ends, axis=1) + 1
 
 
@@ -163,11 +163,9 @@ class SubsetPositions(PlainPositions):
             first = np.zeros_like(draws.document)
             draws = replace(draws, rows=np.zeros_like(draws.rows), document=first)
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
-        order, document = (
-            np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
-        )
+        order = np.broadcast_to(placed.order, keys[0].shape)
         drawn = shuffled(order, self.max_length, keys)
-        return _sorted(placed, drawn, document * self.max_length)
+        return _sorted(placed, drawn, placed.document * self.max_length)
 
 
 class FloatPositions(PlainPositions):

@@ -170,7 +170,8 @@ class ShardedWindow:
         first = max(0, start - settings.window + 1)
         if first <= settings.sinks:
             return [(0, stop)]
-        return [(0, settings.sinks), (first, stop)] if settings.sinks else [(first, stop)]
+        near = (first, stop)
+        return [(0, settings.sinks), near] if settings.sinks else [near]
 
     def _joined(self, ranges: TokenRanges) -> TokenPositions:
         if len(ranges) == 1:
@@ -196,18 +197,22 @@ class GatheredLayer:
         """See `CachedTail.extend`."""
         turn = self._inputs_turn
         self._inputs_turn += 1
-        own = F.pad(x, (0, 0, max(0, count - x.shape[1]), 0))
-        tails = self._wait(self._start(own[:, own.shape[1] - count :], turn), turn)
-        last = torch.zeros_like(tails[0]) if self._inputs is None else self._inputs
+        own = x[:, max(0, x.shape[1] - count) :]
+        own = F.pad(own, (0, 0, count - own.shape[1], 0))
+        tails = self._wait(self._start(own, turn), turn)
+        last = self._inputs
+        if last is None:
+            last = torch.zeros_like(tails[0])
         before = [last]
-        for tail, (start, stop) in zip(tails, self._bounds(turn), strict=True):
-            new = min(count, stop - start)
-            last = torch.cat([last, tail[:, count - new :]], dim=1)[:, new:]
+        for tail, length in zip(tails, self._lengths(turn), strict=True):
+            new = min(count, length)
+            whole = torch.cat([last, tail[:, count - new :]], dim=1)
+            last = whole[:, new:]
             before.append(last)
         self._inputs = last
         # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
-        chunk = self.shard.chunks[turn]
-        return torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
+        place = self.shard.chunks[turn] % self.shard.size
+        return torch.cat([torch.stack(before)[place], x], dim=1)
 
     def _start(self, x: Tensor, turn: int, dim: int | None = None) -> Tensor:
         """Start to gather a tensor of pass `turn`, whose dimension `dim` is that of the tokens of a
@@ -287,7 +292,7 @@ class GatheredKeys(GatheredLayer):
         chunks = self.shard.chunks[turn:]
         visible, *later = [self.window.visible(chunk, self.settings) for chunk in chunks]
         keys = _within(parts, visible)
-        parts[:] = [part for part in parts if any(_within([part], each) for each in later)]
+        parts[:] = [part for part in parts if any(_within([part], ranges) for ranges in later)]
         return joined(keys, 2)
 
     def _stored(self, parts: Parts) -> Tensor:
@@ -319,9 +324,12 @@ class GatheredKeys(GatheredLayer):
         if self._extra_passes == self.shard.chunks_per_rank:
             # Earlier passes need all chunks, from which later passes continue.
             chunks = chunks[: index + 1 - turn * self.shard.size]
-        positions = self.window.positions.part(bounds[0][0], bounds[len(chunks) - 1][1])
-        extras = accumulate(torch.cat(chunks, dim=1), self._extras, positions)
-        whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
+        start, _ = bounds[0]
+        _, stop = bounds[len(chunks) - 1]
+        positions = self.window.positions.part(start, stop)
+        whole = accumulate(torch.cat(chunks, dim=1), self._extras, positions)
+        if self._extras is not None:
+            whole = torch.cat([self._extras, whole], dim=1)
         self._extras = whole
         return cut(whole, self.window.visible(index, self.settings))
 

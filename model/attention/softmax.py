@@ -180,8 +180,9 @@ class Attention(KeyMixer, Projection):
         tail = layer_cache or CachedTail()
         both = tail.extend(moved.transpose(1, 2).flatten(2), 1)  # (B, 1 + T, G·n)
         earlier = by_head(both[:, :-1], self.kv_heads)
-        has_earlier = (step.context.new.order > 0)[:, None, :, None]
-        return torch.cat([kept, torch.where(has_earlier, earlier, moved)], dim=-1)
+        has_earlier = step.context.new.order > 0
+        moved = torch.where(has_earlier[:, None, :, None], earlier, moved)
+        return torch.cat([kept, moved], dim=-1)
 
     def attend(self, x, step, plan, k, v, hook=None):
         x = step.context.of_queries(x)

@@ -70,7 +70,8 @@ class LinearAttention(Projection):
                 # negative. The first feature adds 1 to the products.
                 q = F.pad(unit(view.q), (1, 0), value=1.0)
                 k = F.pad(unit(view.k), (1, 0), value=1.0)
-                summed = self._sums(q, k, torch.cat([values, ones], dim=-1), step, layer_cache)
+                values = torch.cat([values, ones], dim=-1)
+                summed = self._sums(q, k, values, step, layer_cache)
                 out, total = summed.split([self.head_dim, 1], dim=-1)
             else:
                 # denominators as further heads, whose values are 1
@@ -116,8 +117,9 @@ class LinearAttention(Projection):
         return 12 * self.heads * self.head_dim * (pairs + self.head_dim)
 
     def cached_numbers(self, tokens, key_features):
-        size = self.head_dim
-        return self.heads * ((size + 1) ** 2 if self.mixer.form == "cosine" else 2 * size**2)
+        if self.mixer.form == "cosine":
+            return self.heads * (self.head_dim + 1) ** 2
+        return 2 * self.heads * self.head_dim**2
 
     def workspace(self, batch, tokens, length, blocks):
         chunk = min(self.mixer.chunk, tokens)

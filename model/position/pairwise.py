@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionMask, BiasForms, BiasFunction, QueryBlock
@@ -70,14 +71,19 @@ class DistanceBias(PositionalScheme, ABC):
 
     def plan(self, context):
         bias = self.bias(context)
-        if context.tables[0].shape[0] == 1:
-            return AttentionPlan.from_mask(
-                context.distance_mask(lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
-            )
         separation = context.separation()
-        return AttentionPlan.from_mask(
-            context.mask(bias=lambda b, h, i, j: bias(b, h, separation(b, i, j)), by_row=True)
-        )
+
+        def by_distance(h, d):
+            return bias(h * 0, h, d)
+
+        def by_pair(b, h, i, j):
+            return bias(b, h, separation(b, i, j))
+
+        if context.tables[0].shape[0] == 1:
+            mask = context.distance_mask(by_distance, tabulate=self.tabulate)
+        else:
+            mask = context.mask(bias=by_pair, by_row=True)
+        return AttentionPlan.from_mask(mask)
 
 
 def pair_product(
@@ -129,7 +135,8 @@ class TwoLayers(torch.autograd.Function):
         ctx.save_for_backward(x, inner, bias, outer)
         out = x.new_empty(len(outer), x.shape[1])
         for part in pair_blocks(x):
-            out[:, part] = pair_product(outer, pair_product(inner, x[:, part], bias).relu_())
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            out[:, part] = pair_product(outer, hidden)
         return out
 
     @staticmethod
@@ -161,7 +168,7 @@ def sum_from(x: Tensor) -> Tensor:
 def sum_after(x: Tensor) -> Tensor:
     """(…, s) → the sum of all later entries; 0 for the last. `sum_from(x) − x` would suffer from
     cancellation."""
-    return sum_from(torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], dim=-1))
+    return sum_from(F.pad(x[..., 1:], (0, 1)))
 
 
 def mask_per_row(
