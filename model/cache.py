@@ -119,8 +119,7 @@ class CacheIndex:
             # A row's sinks follow its padding. A missing sink, or one inside the window, leaves a
             # slot empty.
             wanted = torch.arange(self.sinks, device=device)[:, None]
-            is_token = positions.document >= 0
-            order = positions.order.masked_fill(~is_token, -1)
+            order = torch.where(positions.document >= 0, positions.order, -1)
             is_sink = order[:, None] == wanted  # (B, sinks, filled)
             at = is_sink.int().argmax(-1)
             hidden = ~is_sink.any(-1) | (at >= first)

@@ -157,9 +157,9 @@ def biased_attention_backward(
     values = v.to(dtype)
     scaled = q.to(dtype) * scale  # products in bfloat16 would differ from the forward pass
     rows = (grad * out.to(dtype)).sum(-1)  # (B, H, T): Σ_j weight · its gradient
-    of_q = torch.zeros_like(scaled)
-    of_k = torch.zeros_like(keys)
-    of_v = torch.zeros_like(values)
+    of_q = scaled.new_zeros(q.shape)
+    of_k = scaled.new_zeros(k.shape)
+    of_v = scaled.new_zeros(v.shape)
     of_table = torch.zeros_like(bias.table)
     of_sums = bias.table.new_zeros((0,) if sums is None else sums.shape)
     batch, groups = k.shape[:2]
