@@ -15,7 +15,6 @@ from evaluation.diagnostics.attention_weights import (
 )
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
-from evaluation.diagnostics.turns import frequencies_of, pairs_of
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
@@ -24,7 +23,6 @@ from evaluation.scoring.plan import EvaluationPlan, fixed_plan
 from evaluation.scoring.session import CellSession, EvaluationCell
 from evaluation.scoring.text import EvaluationText
 from model import Transformer
-from model.position.scaling import turns_within
 
 
 @dataclass(kw_only=True)
@@ -34,14 +32,12 @@ class AttentionResult(DiagnosticResult):
 
     Attributes:
         seen: merged over the windows.
-        pairs: rotary pairs of all cells, for results.json.
     """
 
     settings: AttentionDiagnosticSettings
     plan: EvaluationPlan
     layer_kinds: list[str] = field(default_factory=list)
     seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
-    pairs: list[dict] = field(default_factory=list)
 
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
@@ -86,11 +82,6 @@ class AttentionSession(CellSession):
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"
                 )
-        l0 = subject.trained_length
-        self.trained_turns = {
-            kind: turns_within(frequencies, l0)
-            for kind, frequencies in frequencies_of(model, l0).items()
-        }
 
     def cells(self) -> list[EvaluationCell]:
         return [
@@ -122,9 +113,6 @@ class AttentionSession(CellSession):
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
         self.result.seen[cell.where] = values
-        for pair in pairs_of(self.model(cell), self.trained_turns, cell.length):
-            place = {"method": cell.method.label, "length": cell.length}
-            self.result.pairs.append(place | pair)
 
     def trial(self, model: Transformer, length: int, keep: int) -> None:
         tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)

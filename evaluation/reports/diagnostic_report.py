@@ -9,8 +9,6 @@ like, and to `absent` (method, length, reason: cells without numbers):
                  The measures are in `measures`; one that does not exist for a cell has no row.
     by_distance  method, length, layer, head (null as above), edges (buckets + 1), mass (of each
                  bucket), and uniform: the mass of uniform attention over the visible keys.
-    pairs        rotary pairs: method, length, kind of layer, pair, wavelength (null: no rotation),
-                 turns within that length, turns_trained within the trained length as trained.
     mismatch     largest |weights·values − output of the model's own kernel| over all cells.
 
 The metrics of results.csv are the measures, and mass and uniform_mass of a layer by distance (`at`,
@@ -47,7 +45,6 @@ from evaluation.reports.reported_results import ReportedResults, method_variants
 from evaluation.reports.results_files import clean
 from evaluation.reports.text import counted
 from evaluation.results_table import ResultRow, ResultsTable, number
-from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
 
@@ -181,14 +178,12 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         "measures": attention_weights.MEASURES,
         "cells": list(measure_cells(result)),
         "by_distance": list(distance_cells(result)),
-        "pairs": result.pairs,
         "mismatch": max((sample.mismatch for sample in result.seen.values()), default=None),
     }
     report = report_of(result, record, attention_rows, name, "Attention of")
     r = report.results
     report.verdict = attention_verdict(r)
     report.details = [
-        *_slow_pairs(r),
         f"Means over the last {record['queries']} queries of {record['windows']} windows of "
         f"{counted(result.documents, 'document')}, over all heads and layers.",
     ]
@@ -265,17 +260,6 @@ def attention_verdict(r: ReportedResults) -> str:
     return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
 
 
-def _slow_pairs(r: ReportedResults) -> Iterator[str]:
-    """Rotary pairs that never complete a turn."""
-    pairs = {pair["pair"]: pair for pair in r.facts["pairs"] if pair["method"] == TRAINED}
-    if pairs:
-        slow = sum(pair["turns_trained"] < 1 for pair in pairs.values())
-        yield (
-            f"{slow} of {len(pairs)} rotary pairs never completed a turn within "
-            f"{r.trained_length:,} tokens."
-        )
-
-
 def attention_tables(r: ReportedResults) -> list[ReportTable]:
     index = {"length": lambda row: f"{row.length:,}"}
     return [measures_table(r, "Means over layers, heads and queries", ATTENTION, index)]
@@ -290,8 +274,6 @@ def attention_figures(r: ReportedResults) -> dict[str, Figure]:
     if len(r.names) > 1:
         styles = styles_of(r.names, name_of(TRAINED))
         figures["attention_by_method"] = attention_figure(r, styles)
-    if r.facts["pairs"]:
-        figures["rotary_pairs"] = pairs_figure(r)
     return figures
 
 
@@ -344,24 +326,6 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
         shares=by_layer,
         top=max(row.value for rows in by_layer.values() for row in rows),
     )
-
-
-def pairs_figure(r: ReportedResults) -> Figure:
-    """Wavelength of every rotary pair at the longest length under each method, and the trained
-    length."""
-    longest = {pair["method"]: pair["length"] for pair in r.facts["pairs"]}
-    kinds = {pair["kind"] for pair in r.facts["pairs"]}
-    spectra: dict[str, list[float]] = {}
-    for pair in r.facts["pairs"]:
-        if pair["length"] == longest[pair["method"]]:
-            name = name_of(pair["method"]) + (f", {pair['kind']}" if len(kinds) > 1 else "")
-            spectra.setdefault(name, []).append(pair["wavelength"] or math.inf)
-    text = FigureText(
-        f"Rotary pairs and the trained length, at {max(longest.values()):,} tokens",
-        f"{r.title}: hollow where a turn takes longer than the trained length",
-    )
-    waves = {name: np.array(own) for name, own in spectra.items()}
-    return wavelength_figure(waves, r.trained_length, text)
 
 
 # Generated text.

@@ -53,8 +53,7 @@ UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigra
 TONES = {"held": "good", "broken": "bad"}
 # metrics of a cell of results.json, with and without intervals
 INTERVALS = ("nll", "delta", "gain", "gain_per_doubling")
-NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "units_needed", "spans_needed")
-NUMBERS += ("bfloat16_minus_float32",)
+NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "bfloat16_minus_float32")
 
 
 @dataclass(kw_only=True)
@@ -478,13 +477,11 @@ def by_unit(result: EvaluationResult, nll: np.ndarray | None) -> list[float] | N
 
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     """The content of results.json."""
-    ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
+    ids, counts = np.unique(result.unit, return_counts=True)
     units = {
         "kind": result.unit_kind,
         "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
         "targets": counts.tolist(),
-        # whether the cluster of each is also in the training text
-        "seen": None if result.seen is None else result.seen[first].tolist(),
     }
     return {
         **basis(result),

@@ -52,8 +52,6 @@ class EvaluationResult(MeasuredCells):
     units: np.ndarray  # of every document of the corpus
     document: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     unit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    # per target: its cluster is also in the training text; None: unknown
-    seen: np.ndarray | None = None
     unigram: np.ndarray | None = None
     n_bytes: int | None = None
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
@@ -266,8 +264,6 @@ class EvaluationSession(CellSession):
         if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline
             self._add_truncated(result.nll)
-        seen = None if stores.unknown else self.text.seen(stores.trained)
-        result.seen = None if seen is None else seen[result.document]
         return result
 
     def _add_truncated(self, losses: dict[tuple[str, int], np.ndarray]) -> None:

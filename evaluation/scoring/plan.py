@@ -40,7 +40,6 @@ class EvaluationPlan:
     hash: str
     record: dict
     candidates: TargetWindows | None = None  # all possible targets, a window per document
-    span: int | None = None  # targets per span, if every document has equally many
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
     # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
@@ -148,7 +147,6 @@ def fixed_plan(
         targets.hash,
         targets.record(),
         candidates=TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span)),
-        span=span,
         note=note,
     )
 

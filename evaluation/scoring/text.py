@@ -13,8 +13,6 @@ Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS i
 a target either.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from errors import EvaluationError
@@ -108,21 +106,3 @@ class EvaluationText:
         distinct = sorted(set(keys))
         index = {key: i for i, key in enumerate(distinct)}
         return np.array([index[key] for key in keys]), [name for *_, name in distinct], "cluster"
-
-    def seen(self, trained: Sequence) -> np.ndarray | None:
-        """Whether each document's cluster also occurs in one of the training stores: (n_documents,)
-        bool.
-
-        Documents without a cluster count as seen in the training store itself only. None where it
-        cannot be known: this corpus names clusters and a training store does not.
-        """
-        clusters = self.store.clusters
-        known = set()
-        for train in trained:
-            if train.hash == self.store.hash:
-                return np.ones(len(clusters), dtype=bool)
-            names = {name for name in train.clusters if name}
-            if any(clusters) and not names:
-                return None
-            known |= names
-        return np.array([cluster in known for cluster in clusters], dtype=bool)

@@ -7,7 +7,6 @@ of the table besides those of `LossResults`:
     nll                           mean over units; also of each seed
     nll_pooled                    mean over all targets
     nll_as_trained                at L0; the truncation baseline; also of each seed
-    seeds_needed, units_needed    would reduce the half-width of `delta` to the tolerance
     unigram_nll                   of a unigram model on the same targets
 """
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from evaluation.reports.loss_report import UNDERTRAINED, LossResults
 from evaluation.statistics.context_reach import add_reach
-from evaluation.statistics.seeds import change, compare, needed
+from evaluation.statistics.seeds import change, compare
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 from studies.results.losses import Rows, StudyLosses, unit_nll
 from studies.results.stored import (
@@ -93,7 +92,6 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     for name in variants:
         _add_levels(r, name)
         _add_reach(r, name)
-        _add_parts(r, name)
         _add_repeated(r, name)
     if r.baseline:
         r.truncated = r.table.value(r.baseline, "nll_as_trained", r.trained_length)
@@ -109,7 +107,6 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
 def _add_levels(r: LossComparison, name: str) -> None:
     """NLL, change, verdict and gain at every length."""
     losses = r.losses
-    rules = r.rules
     reference = losses.reference[name]
     r.add_seeds(name, "nll_as_trained", reference, list(reference), r.trained_length)
     if r.unigram is not None:
@@ -125,13 +122,7 @@ def _add_levels(r: LossComparison, name: str) -> None:
             r.table.add(name, "failure", math.nan, length, note=reason)
     missing = set(losses.lengths) - set(changes)
     is_precise = r.is_precise(name)
-    add_verdicts(r.table, name, changes, rules, missing=missing, is_precise=is_precise)
-    for length, values in changes.items():
-        delta = change(values, alpha=rules.alpha, family=r.family)
-        if is_precise and delta.half > r.tolerance:
-            seeds, units = needed(delta, r.tolerance)
-            r.table.add(name, "seeds_needed", math.nan if seeds is None else seeds, length)
-            r.table.add(name, "units_needed", math.nan if units is None else units, length)
+    add_verdicts(r.table, name, changes, r.rules, missing=missing, is_precise=is_precise)
 
 
 def _add_length(r: LossComparison, name: str, length: int) -> None:
@@ -162,22 +153,6 @@ def _add_reach(r: LossComparison, name: str) -> None:
     nll = {n: unit_nll(losses.rows[name, n], seeds) for n in lengths}
     failed = [n for n in losses.lengths if (name, n) in losses.failed]
     add_reach(r.table, name, lengths, lambda a, b: nll[a] - nll[b], r.rules, failed)
-
-
-def _add_parts(r: LossComparison, name: str) -> None:
-    """The longest length on only the units outside, and inside, the training data."""
-    losses = r.losses
-    longest = max((row.length for row in r.table.select("nll", name)), default=None)
-    seen = np.array(losses.facts["units"].get("seen") or [False])
-    if longest is None or seen.all() or not seen.any():
-        return
-    seeds = losses.seeds(name, longest)
-    nll = unit_nll(losses.rows[name, longest], seeds)
-    trained = unit_nll(losses.reference[name], seeds)
-    for where, units in (("unseen", ~seen), ("seen", seen)):
-        r.add(name, "nll_as_trained", trained[:, units], r.trained_length, where=where)
-        r.add(name, "nll", nll[:, units], longest, where=where)
-        r.add(name, "gain", (trained - nll)[:, units], longest, where=where)
 
 
 def _add_repeated(r: LossComparison, name: str) -> None:
