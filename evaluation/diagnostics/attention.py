@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from errors import EvaluationError
 from evaluation.diagnostics.attention_weights import (
@@ -107,27 +106,20 @@ class AttentionSession(CellSession):
         tokens = torch.from_numpy(tokens).to(self.device)
         parts = []
         for rows in tokens.split(batch):
-            parts.append(self._record(model, rows[:, :-1]))
+            sample = record_attention(
+                model,
+                rows[:, :-1],
+                keep=self.settings.targets,
+                chunk=self.settings.chunk,
+                edges=self.result.edges(cell.length),
+                trained_length=self.subject.trained_length,
+            )
+            parts.append(sample)
             advance(len(rows) / len(tokens))
         return merged(parts)
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
         self.result.seen[cell.where] = values
-
-    def trial(self, model: Transformer, length: int, keep: int) -> None:
-        tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)
-        self._record(model, tokens)
-
-    def _record(self, model: Transformer, tokens: Tensor) -> AttentionSample:
-        """What the last queries of these windows (B, length) attend to."""
-        return record_attention(
-            model,
-            tokens,
-            keep=self.settings.targets,
-            chunk=self.settings.chunk,
-            edges=self.result.edges(tokens.shape[1]),
-            trained_length=self.result.subject.trained_length,
-        )
 
 
 def merged(parts: list[AttentionSample]) -> AttentionSample:

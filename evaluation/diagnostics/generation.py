@@ -3,7 +3,7 @@
 The true continuation is the reference. A row ends when the model generates EOS.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,6 @@ from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSetti
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.session import CellSession, EvaluationCell
@@ -123,15 +122,6 @@ class GenerationSession(CellSession):
             if (method.label, total) not in self.result.absent
             for source in self.result.sources
         ]
-
-    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
-        """From the time of a few generated tokens."""
-        model = self.model(cells[0])
-        new = np.array([cell.keep for cell in cells if cell.role != REAL])
-        few = min(8, new.min())
-        return fit_pace(
-            lambda n: self._generate(model, self.real[:, : self.prompt + n], 0.0), few, few
-        )(new)
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]

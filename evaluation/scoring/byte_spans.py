@@ -69,7 +69,6 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
             truncated=truncated,
             hash=digest,
             record={"hash": digest, **record},
-            span=None,
             span_bytes=high - low,
         )
         screening = replace(run.screening, kept=np.ones(own.n_targets, dtype=bool))

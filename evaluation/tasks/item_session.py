@@ -168,10 +168,6 @@ class ItemSession(CellSession):
             raise CellFailed(f"the loss is not finite at length {cell.length}")
         return by_item(drawn.rows, hits)
 
-    def trial(self, model: Transformer, length: int, keep: int) -> None:
-        # Positions that the task gives may be fewer than the tokens.
-        super().trial(model, min(length, model.limit or length), keep)
-
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.result.answers[cell.where] = values
         self.result.files[f"{cell.method.label}@{cell.length}"] = cell.file

@@ -73,7 +73,6 @@ class TaskSession(CellSession):
 
     def _cell(self, method: Method, length: int) -> EvaluationCell:
         inputs = min(length, self.subject.trained_length) if method.truncates else length
-        item = self.drawn.items[length][0]
         key = self.key(method, length)
         key |= {"kind": "tasks", "items": self.drawn.hash_at(length), "cut": inputs < length}
         return EvaluationCell(
@@ -83,7 +82,6 @@ class TaskSession(CellSession):
             inputs=np.full(self.drawn.count, inputs),
             keep=min(inputs, 64),
             chunk=max(1, inputs // 2),
-            answers=sum(map(len, (item.answer, *item.others))),
         )
 
     def score(
