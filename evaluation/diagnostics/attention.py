@@ -1,7 +1,6 @@
 """`protocol: attention`: attention of every method at every length, on windows of the fixed
 targets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +16,9 @@ from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettin
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
-from evaluation.scoring.methods import Method
+from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.plan import EvaluationPlan, fixed_plan
-from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell
 from evaluation.scoring.text import EvaluationText
 from model import Transformer
 
@@ -36,7 +35,7 @@ class AttentionResult(DiagnosticResult):
     settings: AttentionDiagnosticSettings
     plan: EvaluationPlan
     layer_kinds: list[str] = field(default_factory=list)
-    seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
+    seen: dict[CellPlace, AttentionSample] = field(default_factory=dict)
 
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
@@ -99,7 +98,7 @@ class AttentionSession(CellSession):
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
     ) -> AttentionSample:
         windows = cell.windows
         tokens = self.text.windows(windows.document, windows.end, cell.length)

@@ -16,7 +16,7 @@ from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
-from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell
 from evaluation.scoring.targets import draw_integer, draw_targets
 from evaluation.scoring.text import EvaluationText
 from generation.decoding import Generation
@@ -124,7 +124,7 @@ class GenerationSession(CellSession):
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
     ) -> tuple[str, dict[str, np.ndarray]]:
         """The continuation of the first prompt, and the measures of that of every prompt, scored by
         the model in one pass, declared at its own length."""

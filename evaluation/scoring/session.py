@@ -11,7 +11,6 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from data.hashing import canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.forecast import choose_batch, memory_needed
-from evaluation.scoring.methods import TRAINED, Method
+from evaluation.scoring.methods import TRAINED, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
 from model import ModelError, Transformer
 from model.devices import free_memory
@@ -35,23 +34,24 @@ KEY_FORMAT = 2
 LATER = {"weights": "softmax", "shifted_keys": 0.0}
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 
+Advance = Callable[[float], None]  # receives the share of a cell that is done
+
 
 @dataclass(kw_only=True)
 class MeasuredCells:
-    """The part of a result that every kind of evaluation has; keys are (label of the method,
-    length)."""
+    """The part of a result that every kind of evaluation has."""
 
     settings: Any
     subject: EvaluatedModel
     methods: list[Method]
     schemes: dict[str, dict]  # label -> position settings as evaluated
     facts: dict
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    failed: dict[CellPlace, str] = field(default_factory=dict)
     # cells that cannot exist, and why
-    absent: dict[tuple[str, int], str] = field(default_factory=dict)
+    absent: dict[CellPlace, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of the cell
     # mean bfloat16 - float32, nats
-    precision: dict[tuple[str, int], float] = field(default_factory=dict)
+    precision: dict[CellPlace, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # caveats
 
 
@@ -69,7 +69,7 @@ class EvaluationCell:
     windows: Any = None  # TargetWindows, of text that is read in windows
 
     @property
-    def where(self) -> tuple[str, int]:
+    def where(self) -> CellPlace:
         return self.method.label, self.length
 
     @property
@@ -112,8 +112,14 @@ class CellStore:
 
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        parts = [part for path in self._partials(key) if (part := _read(path, key)) is not None]
-        return reduce(lambda a, b: np.where(np.isnan(a), b, a), parts) if parts else None
+        losses = None
+        for path in self._partials(key):
+            part = _read(path, key)
+            if losses is None:
+                losses = part
+            elif part is not None:
+                losses = np.where(np.isnan(losses), part, losses)
+        return losses
 
     def _partials(self, key: dict) -> list[Path]:
         return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
@@ -179,9 +185,7 @@ class CellSession(ABC):
         """All cells in the order in which they are measured."""
 
     @abstractmethod
-    def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
-    ) -> Any:
+    def score(self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance) -> Any:
         """Measure one cell; `advance` receives the share that is done. Raises CellFailed."""
 
     @abstractmethod
@@ -209,7 +213,7 @@ class CellSession(ABC):
                 self.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
         return self.result
 
-    def _measure(self, cell: EvaluationCell, advance: Callable[[float], None]) -> None:
+    def _measure(self, cell: EvaluationCell, advance: Advance) -> None:
         """Measure and store one cell; `advance` receives the share that was done."""
         _, batch = self.batches[cell.file]
         try:
@@ -230,9 +234,10 @@ class CellSession(ABC):
         for cell in cells:
             memory = "measured"
             if cell.file in self.batches:
-                memory = f"{self.batches[cell.file][0] / 2**30:.2f}"
-            sizes = [f"{n:,}" for n in (cell.length, len(cell.inputs), cell.tokens)]
-            rows.append([cell.label, *sizes, memory])
+                peak, _ = self.batches[cell.file]
+                memory = f"{peak / 2**30:.2f}"
+            sizes = [cell.length, len(cell.inputs), cell.tokens]
+            rows.append([cell.label, *(f"{size:,}" for size in sizes), memory])
         for (method, length), reason in self.result.absent.items():
             rows.append([method, f"{length:,}", "—", "—", reason])
         columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
@@ -279,10 +284,15 @@ class CellSession(ABC):
         if self.store is None:
             return list(distinct.values())
         # Only rank 0 reads, so that all ranks agree.
-        load = self.store.load
-        known = self.ranks.from_main(lambda: {name: load(distinct[name].key) for name in distinct})
-        self.values = {name: values for name, values in known.items() if values is not None}
-        missing = [cell for name, cell in distinct.items() if name not in self.values]
+        stored = (
+            [self.store.load(cell.key) for cell in distinct.values()] if self.ranks.main else []
+        )
+        missing = []
+        for cell, values in zip(distinct.values(), self.ranks.collect(stored)[0], strict=True):
+            if values is None:
+                missing.append(cell)
+            else:
+                self.values[cell.file] = values
         if done := sum(cell.file in self.values for cell in cells):
             self.console.info(f"{done} of {len(cells)} cells are already done and reused")
         return missing
@@ -312,8 +322,9 @@ class CellSession(ABC):
         """Print the cost of the cells that are not on disk yet, in one line."""
         if self.console.quiet:
             return
-        weights = sum(p.numel() * p.element_size() for p in self.model(missing[0]).parameters())
-        peak = max(peak for peak, _ in self.batches.values()) + weights
+        weights = self.model(missing[0]).parameters()
+        peak = max(peak for peak, _ in self.batches.values())
+        peak += sum(weight.nbytes for weight in weights)
         self.console.info(
             f"forecast: {len(missing)} cells, {sum(cell.tokens for cell in missing) / 1e6:.2f}M "
             f"input tokens, peak memory about {peak / 2**30:.2f} GiB in addition to the program "
