@@ -38,7 +38,7 @@ from evaluation.diagnostics.diagnostic_session import DiagnosticResult
 from evaluation.diagnostics.generation import REAL, GenerationResult
 from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.document import ReportTable
-from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats, not_measured
 from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
 from evaluation.reports.reported_results import ReportedResults, method_variants, metrics_table
@@ -74,10 +74,6 @@ def report_of(
     result: DiagnosticResult, record: dict, rows: Callable, name: str, title: str
 ) -> EvaluationReport:
     """A report whose sentences and tables are still missing."""
-    absent = [
-        {"method": method, "length": length, "reason": reason}
-        for (method, length), reason in (result.absent | result.failed).items()
-    ]
     units = len(np.unique(result.unit))
     record = {
         **basis(result),
@@ -85,7 +81,7 @@ def report_of(
         "units": units,
         "unit": result.unit_kind,
         "bos": result.settings.bos,
-        "absent": absent,
+        "absent": not_measured(result),
         **record,
     }
     record = clean(record, DIGITS)
@@ -209,23 +205,22 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
     for (method, length), sample in result.seen.items():
         for measure in attention_weights.MEASURES:
             for place, part in places(sample.values[measure]):
-                by_window = part.nanmean((1, 2)).numpy()
-                numbers = mean_over_units(by_window, result.unit, result.settings.confidence)
-                if place["head"] is not None:
-                    mean = float(part.nanmean())
-                    numbers = {"value": mean, "low": None, "high": None}
-                if math.isfinite(numbers["value"]):
-                    cell = {"method": method, "length": length, **place}
-                    yield {**cell, "measure": measure, **numbers}
+                cell = {"method": method, "length": length, **place, "measure": measure}
+                if place["head"] is None:
+                    by_window = part.nanmean((1, 2)).numpy()
+                    cell |= mean_over_units(by_window, result.unit, result.settings.confidence)
+                else:
+                    cell |= {"value": float(part.nanmean()), "low": None, "high": None}
+                if math.isfinite(cell["value"]):
+                    yield cell
 
 
 def distance_cells(result: AttentionResult) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
     for (method, length), sample in result.seen.items():
-        parts = zip(
-            places(sample.values["by_distance"]), places(sample.values["visible"]), strict=True
-        )
-        for (place, mass), (_, visible) in parts:
+        masses = places(sample.values["by_distance"])
+        uniform = places(sample.values["visible"])
+        for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
             yield {
                 "method": method,
                 "length": length,
@@ -241,10 +236,11 @@ def attention_rows(record: dict) -> Iterator[ResultRow]:
     yield from flat_rows(record)
     for cell in record.get("by_distance", ()):
         if cell["head"] is None:
-            for metric, values in (("mass", cell["mass"]), ("uniform_mass", cell["uniform"])):
-                for (low, high), value in zip(pairwise(cell["edges"]), values, strict=True):
-                    row = flat_row(cell | {"measure": metric, "value": value})
-                    yield row._replace(at=low, until=high)
+            for metric, column in (("mass", "mass"), ("uniform_mass", "uniform")):
+                edges = pairwise(cell["edges"])
+                for (start, stop), value in zip(edges, cell[column], strict=True):
+                    place = {"measure": metric, "start": start, "stop": stop}
+                    yield flat_row({**cell, **place, "value": value})
 
 
 def attention_verdict(r: ReportedResults) -> str:
@@ -303,16 +299,16 @@ def layers_figure(r: ReportedResults, name: str) -> Figure:
 
 def mass_figure(r: ReportedResults, name: str) -> Figure:
     """A panel for each layer, a line for each length."""
-    lengths = r.table.lengths("entropy_relative")
-    lengths = [n for n in lengths if r.table.get(name, "entropy", n)]
+    lengths = [row.length for row in r.table.select("entropy", name)]
     longest = lengths[-1]
     by_layer = {}
     for n, kind in enumerate(r.facts["layer_kinds"], start=1):
         mass = r.table.select("mass", name, where=f"layer {n}")
         uniform = r.table.select("uniform_mass", name, where=f"layer {n}")
+        uniform = [row for row in uniform if row.length == longest]
         by_layer[f"layer {n}, {kind}"] = [
             *renamed(mass, lambda row: f"{row.length:,} tokens"),
-            *renamed((row for row in uniform if row.length == longest), lambda row: UNIFORM),
+            *renamed(uniform, lambda row: UNIFORM),
         ]
     ticks = [*(4**k for k in range(12) if 4**k < longest), longest]
     note = "Buckets of distance that double: 0, 1, 2–3, 4–7, ... Dotted: trained length."
