@@ -256,15 +256,10 @@ class EvaluationSession(CellSession):
         result.document = document[kept]
         stores = self.targets.stores
         tokenizer = self.targets.tokenizer
-        if plan.span_bytes is None:
-            ids = plan.target_ids(self.text)[kept]
-            result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
-            if stores.train is not None:
-                result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
-        else:
-            result.nll = {where: plan.per_byte(nll) for where, nll in result.nll.items()}
-            result.document = np.repeat(plan.truncated.document, plan.span_bytes)
-            result.n_bytes = len(result.document)
+        ids = plan.target_ids(self.text)[kept]
+        result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
+        if stores.train is not None:
+            result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
         result.unit = result.units[result.document]
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
