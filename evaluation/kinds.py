@@ -105,7 +105,11 @@ class LossEvaluation(Evaluation):
     settings: EvaluationSettings
 
     def __init__(
-        self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], *more, **options
+        self,
+        settings: EvaluationSettings,
+        runs: Sequence[EvaluatedRun],
+        *more,
+        **options,
     ):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, *more, **options)

@@ -125,7 +125,10 @@ def _read(path: Path) -> Overlap | None:
 
 
 def shared_text(
-    settings: ContaminationSettings, stores: EvaluationStores, tokenizer: Tokenizer, console=None
+    settings: ContaminationSettings,
+    stores: EvaluationStores,
+    tokenizer: Tokenizer,
+    console=None,
 ) -> Overlap:
     """What of the text to read is excluded."""
     unchecked = ""

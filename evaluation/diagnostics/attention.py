@@ -98,7 +98,11 @@ class AttentionSession(CellSession):
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> AttentionSample:
         windows = cell.windows
         tokens = self.text.windows(windows.document, windows.end, cell.length)

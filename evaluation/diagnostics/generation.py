@@ -124,7 +124,11 @@ class GenerationSession(CellSession):
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> tuple[str, dict[str, np.ndarray]]:
         """The continuation of the first prompt, and the measures of that of every prompt, scored by
         the model in one pass, declared at its own length."""

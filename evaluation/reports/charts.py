@@ -260,7 +260,13 @@ def difference_panel(
     Without the variants that are grey."""
     shown = [row for row in rows if styles[row.variant].color != FAINT]
     panel = length_panel(
-        shown, styles, axis, heading=heading, levels=[("", 0.0)], band=band, height=1.7
+        shown,
+        styles,
+        axis,
+        heading=heading,
+        levels=[("", 0.0)],
+        band=band,
+        height=1.7,
     )
     return replace(panel, named=False)
 

@@ -71,7 +71,11 @@ UNIFORM = "uniform attention"
 
 
 def report_of(
-    result: DiagnosticResult, record: dict, rows: Callable, name: str, title: str
+    result: DiagnosticResult,
+    record: dict,
+    rows: Callable,
+    name: str,
+    title: str,
 ) -> EvaluationReport:
     """A report whose sentences and tables are still missing."""
     units = len(np.unique(result.unit))

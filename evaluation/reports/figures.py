@@ -243,7 +243,10 @@ def panels(
             handles |= {line.get_label(): line for line in lines}
             if names == "beside" and panel.named and lines:
                 key = axes.legend(
-                    handles=lines, loc="center left", bbox_to_anchor=(1.02, 0.5), **KEY
+                    handles=lines,
+                    loc="center left",
+                    bbox_to_anchor=(1.02, 0.5),
+                    **KEY,
                 )
                 for line, label in zip(lines, key.get_texts(), strict=True):
                     label.set_color(line.get_color())
@@ -291,7 +294,11 @@ def power_of_ten(value: float) -> str:
 
 
 def save(
-    figure: Figure, folder: Path, name: str, dpi: int = DPI, formats: Sequence[str] = ("png", "svg")
+    figure: Figure,
+    folder: Path,
+    name: str,
+    dpi: int = DPI,
+    formats: Sequence[str] = ("png", "svg"),
 ) -> Path:
     """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
     with rc_context(STYLE):

@@ -275,7 +275,10 @@ def styles(r: LossResults) -> Styles:
 
 
 def loss_figure(
-    r: LossResults, text: FigureText, styles: Styles, exposure: Exposure | None = None
+    r: LossResults,
+    text: FigureText,
+    styles: Styles,
+    exposure: Exposure | None = None,
 ) -> Figure:
     """NLL by length, a line per variant, above the differences with their intervals and, if given,
     how often training used each position."""

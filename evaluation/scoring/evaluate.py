@@ -149,7 +149,10 @@ class EvaluationSession(CellSession):
         return out
 
     def _repeat_cells(
-        self, method: Method, length: int, repeats: RepeatedTargets
+        self,
+        method: Method,
+        length: int,
+        repeats: RepeatedTargets,
     ) -> list[EvaluationCell]:
         """Repeated text, and those of its windows that hold a replaced token."""
         windows = repeats.windows(length)
@@ -162,7 +165,12 @@ class EvaluationSession(CellSession):
         ]
 
     def _cell(
-        self, method: Method, length: int, windows: TargetWindows, more: dict, role: str = ""
+        self,
+        method: Method,
+        length: int,
+        windows: TargetWindows,
+        more: dict,
+        role: str = "",
     ) -> EvaluationCell:
         key = self.key(method, length, "float32" if role == SAMPLE else None)
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol} | more
@@ -180,7 +188,11 @@ class EvaluationSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         """Score the windows of this rank or of its context group, and gather those of the others;
         progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
@@ -193,7 +205,11 @@ class EvaluationSession(CellSession):
         out = known.copy()
         text = self.control if cell.role == CONTROL else self.text
         scorer = ModelScorer(
-            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
+            model,
+            device=self.device,
+            chunk=cell.chunk,
+            length=cell.length,
+            shard=ranks.shard,
         )
         groups = batches(cell.windows, batch)[ranks.data_rank :: ranks.data_world]
         total = sum(cell.windows.inputs[members].sum() for members in groups)
@@ -291,7 +307,10 @@ class EvaluationSession(CellSession):
 
 
 def _sinks(
-    methods: list[Method], schemes: dict[str, dict], bos: str, subject: EvaluatedModel
+    methods: list[Method],
+    schemes: dict[str, dict],
+    bos: str,
+    subject: EvaluatedModel,
 ) -> list[str]:
     """A note for methods that keep the first tokens of windows, which start anywhere in a document.
 

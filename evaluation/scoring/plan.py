@@ -54,7 +54,10 @@ class EvaluationPlan:
 
 
 def make_plan(
-    settings: EvaluationSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
+    settings: EvaluationSettings,
+    text: EvaluationText,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
     short."""
@@ -106,7 +109,10 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
 
 
 def fixed_plan(
-    settings: TargetSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
+    settings: TargetSettings,
+    text: EvaluationText,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
     """The plan of `fixed-targets`."""
     lengths = settings.grid(trained_length)
@@ -162,7 +168,10 @@ def with_repeats(
 
 
 def raw_bytes(
-    ids: np.ndarray, documents: np.ndarray, text: EvaluationText, tokenizer
+    ids: np.ndarray,
+    documents: np.ndarray,
+    text: EvaluationText,
+    tokenizer,
 ) -> int | None:
     """Raw bytes of the targets with these token `ids` in these `documents`.
 

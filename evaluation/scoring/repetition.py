@@ -169,7 +169,10 @@ def _inside(index: np.ndarray, pieces: list[tuple[int, int]]) -> np.ndarray:
 
 
 def _groups(
-    targets: np.ndarray, distances: np.ndarray, ngram: int, most: int
+    targets: np.ndarray,
+    distances: np.ndarray,
+    ngram: int,
+    most: int,
 ) -> Iterator[tuple[int, int, int]]:
     """(end, keep, distance) of each run of neighboring targets at one distance: its first `most`
     targets, fewer where they would overlap their earlier occurrence."""
@@ -183,7 +186,12 @@ def _groups(
 
 
 def _replacement(
-    text: EvaluationText, key: str, document: int, end: int, repeated: np.ndarray, ngram: int
+    text: EvaluationText,
+    key: str,
+    document: int,
+    end: int,
+    repeated: np.ndarray,
+    ngram: int,
 ) -> tuple[int, int] | None:
     """Document and start of as many tokens as `repeated` has, in another document if there is one,
     with none of its n-grams; None if no draw gives such text."""

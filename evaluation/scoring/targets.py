@@ -145,7 +145,13 @@ def shorten_lengths(
 
 
 def draw_documents(
-    key: str, room: np.ndarray, longest: int, limit: int, least: int, need: str, fix: str = ""
+    key: str,
+    room: np.ndarray,
+    longest: int,
+    limit: int,
+    least: int,
+    need: str,
+    fix: str = "",
 ) -> np.ndarray:
     """At most `limit` of the documents whose `room` (n_documents,) is `longest` or more, ascending,
     by a choice of the key.
@@ -166,7 +172,11 @@ def draw_documents(
 
 
 def _disjoint_ends(
-    key: str, pieces: Sequence[tuple[int, int]], first: int, span: int, count: int
+    key: str,
+    pieces: Sequence[tuple[int, int]],
+    first: int,
+    span: int,
+    count: int,
 ) -> list[int]:
     """Ends of `count` disjoint spans inside `pieces` (start, end), ascending, every placement
     equally likely.

@@ -86,7 +86,10 @@ def _stepped(document: int, end: int, stop: int, length: int, step: int) -> Iter
 
 
 def sliding_windows(
-    text: EvaluationText, documents: np.ndarray, length: int, stride: int
+    text: EvaluationText,
+    documents: np.ndarray,
+    length: int,
+    stride: int,
 ) -> TargetWindows:
     """`sliding`: the last `stride` outputs count, all of the first window, and the tail with full
     context."""
@@ -100,7 +103,10 @@ def sliding_windows(
 
 
 def block_windows(
-    text: EvaluationText, documents: np.ndarray, length: int, longest: int
+    text: EvaluationText,
+    documents: np.ndarray,
+    length: int,
+    longest: int,
 ) -> TargetWindows:
     """`non-overlapping`: all outputs count; each document cut to a multiple of Lmax, which `length`
     divides.
@@ -118,7 +124,11 @@ def block_windows(
 
 
 def position_windows(
-    text: EvaluationText, documents: np.ndarray, longest: int, per_document: int, seed: int
+    text: EvaluationText,
+    documents: np.ndarray,
+    longest: int,
+    per_document: int,
+    seed: int,
 ) -> TargetWindows:
     """`by-position`: windows of Lmax at seeded random offsets (they may overlap), all outputs
     count."""

@@ -74,7 +74,11 @@ def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[in
     for shortest, longest in settings.ranges(data.source.bounds):
         try:
             items = SymbolItems(
-                task, (shortest, longest), purpose="evaluation", seed=settings.seed, bos=data.bos
+                task,
+                (shortest, longest),
+                purpose="evaluation",
+                seed=settings.seed,
+                bos=data.bos,
             )
             positions = PLAIN if settings.positions is None else data.positions
             positions.check(items.width)
@@ -150,7 +154,11 @@ class ItemSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         drawn = self.drawn[cell.length]
         n = len(drawn.rows.inputs)

@@ -84,7 +84,11 @@ class TaskSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         inputs = int(cell.inputs[0])
         n = self.drawn.count

@@ -180,7 +180,10 @@ def _add_repeated(r: LossComparison, name: str) -> None:
 
 
 def _add_difference(
-    r: LossComparison, variant: StudyVariant, baseline: StudyVariant, length: int
+    r: LossComparison,
+    variant: StudyVariant,
+    baseline: StudyVariant,
+    length: int,
 ) -> None:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = r.losses.rows.get((variant.name, length), {})

@@ -61,7 +61,10 @@ class CellRecord:
         return self.plan.run / "evaluation" / evaluation.settings.folder / "results.json"
 
     def is_evaluated(
-        self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
+        self,
+        evaluation: PlannedEvaluation,
+        extra: list[str],
+        checkpoint: Checkpoint,
     ) -> bool:
         """Whether intact results of this checkpoint under these settings exist. `extra`: arguments
         of evaluate.py besides the evaluation's own."""
@@ -76,7 +79,10 @@ class CellRecord:
         return True
 
     def mark_evaluated(
-        self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
+        self,
+        evaluation: PlannedEvaluation,
+        extra: list[str],
+        checkpoint: Checkpoint,
     ) -> None:
         self._current.add(evaluation.name)
         self.finished[evaluation.name] = {
