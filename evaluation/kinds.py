@@ -163,7 +163,8 @@ class LossEvaluation(Evaluation):
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
+        exposure = exposure_of(run.run, run.model.step) if self.settings.exposure else None
+        return loss_report(result, analyze(result), name, exposure)
 
 
 def check_windows(settings: EvaluationSettings, trained_length: int) -> None:

@@ -362,8 +362,6 @@ def loss_report(
     r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
     r.table.extend(read_gain_rows(r.facts))
     r.table.extend(position_rows(r.facts))
-    if not result.settings.exposure:
-        exposure = None
     protocol = result.plan.protocol
     report = EvaluationReport(
         name=name,

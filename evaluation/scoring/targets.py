@@ -30,15 +30,18 @@ class TargetSet:
 
     def record(self) -> dict:
         """What `targets.json` holds."""
-        spans = np.stack([self.document, self.end], axis=1).tolist()
-        return {"format": 1, "hash": self.hash, **self.spec, "spans": spans}
+        return {"format": 1, "hash": self.hash, **self._content}
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 over the specification and every span; only results with equal hashes are
         comparable."""
-        spans = np.stack([self.document, self.end], axis=1).tolist()
-        return canonical_hash({**self.spec, "spans": spans})
+        return canonical_hash(self._content)
+
+    @property
+    def _content(self) -> dict:
+        spans = np.stack([self.document, self.end], axis=1)
+        return {**self.spec, "spans": spans.tolist()}
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
