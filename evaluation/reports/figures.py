@@ -282,8 +282,16 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
     """A dotted vertical line, labelled at a share of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    place = ((x, height), (4, -3), ("data", "axes fraction"), "offset points")
-    axes.annotate(text, *place, color=SOFT, fontsize=8.5, va="top")
+    axes.annotate(
+        text,
+        xy=(x, height),
+        xytext=(4, -3),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=SOFT,
+        fontsize=8.5,
+        va="top",
+    )
 
 
 def power_of_ten(value: float) -> str:
