@@ -51,7 +51,8 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     def loss_panel(curves: Sequence[Curve], y: str, height: float) -> Panel:
         def loss_scales(axes: Axes) -> None:
             scales(axes)
-            values = np.concatenate([c.y[c.x >= EARLY * c.x[-1]] for c in curves])
+            shown = [curve.y[curve.x >= EARLY * curve.x[-1]] for curve in curves]
+            values = np.concatenate(shown)
             low, high = np.nanpercentile(values, [0.5, 99.5])  # without outlying steps
             room = max(high - low, 0.05)
             axes.set_ylim(low - 0.08 * room, high + 0.12 * room)

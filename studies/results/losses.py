@@ -103,9 +103,9 @@ def unit_nll(
 def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | None:
     """The losses of one evaluation in one group; None for another protocol or no results."""
     results, excluded = study.results(name, group)
-    if not results or results[0][2].get("protocol") not in PROTOCOLS:
+    if not results or results[0][2]["protocol"] not in PROTOCOLS:
         return None
-    facts = {k: v for k, v in results[0][2].items() if k not in ("cells", "summary")}
+    _, _, facts = results[0]
     losses = StudyLosses(name, group, study.variants, facts, excluded)
     for variant, cell, result in results:
         losses.add(variant, cell.seed, result)
