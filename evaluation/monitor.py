@@ -153,15 +153,9 @@ class ItemTargets(ValidationTargets):
             batch=rows_of(length),
             device=device,
         )
-        return np.where(np.isfinite(nll), nll, np.inf) if rank == 0 else np.full(len(nll), np.nan)
-
-
-def item_targets(data: GeneratedData, count: int, seed: int) -> ItemTargets:
-    """`count` held-out items at positions 0, 1, 2, ..., or those of the task."""
-    items = data.items("validation", seed)
-    rows = items.rows(np.arange(count), items.width)
-    placed = place_items(rows, PLAIN, seed, 0, np.arange(count))
-    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, count, seed]))
+        if rank != 0:
+            return np.full(len(nll), np.nan)
+        return np.where(np.isfinite(nll), nll, np.inf)
 
 
 def monitor_targets(
@@ -172,10 +166,14 @@ def monitor_targets(
     seed: int,
 ) -> ValidationTargets:
     """The targets of a run's validation: of held-out text as `text_targets` draws them, or the
-    answers of `spans` items."""
-    if isinstance(data, GeneratedData):
-        return item_targets(data, spans, seed)
-    return text_targets(data.valid, lengths, targets, spans, seed)
+    answers of `spans` items at positions 0, 1, 2, ..., or those of the task."""
+    if not isinstance(data, GeneratedData):
+        return text_targets(data.valid, lengths, targets, spans, seed)
+    items = data.items("validation", seed)
+    index = np.arange(spans)
+    rows = items.rows(index, items.width)
+    placed = place_items(rows, PLAIN, seed, 0, index)
+    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, spans, seed]))
 
 
 def text_targets(

@@ -138,14 +138,15 @@ def fixed_plan(
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
+    first = lengths[-1] + 1 - span
     return EvaluationPlan(
-        "fixed-targets",
-        lengths,
-        windows,
-        windows[trained_length],
-        targets.hash,
-        targets.record(),
-        candidates=TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span)),
+        protocol="fixed-targets",
+        lengths=lengths,
+        windows=windows,
+        truncated=windows[trained_length],
+        hash=targets.hash,
+        record=targets.record(),
+        candidates=TargetWindows(documents, ends, inputs=ends - 1, keep=ends - first),
         note=note,
     )
 

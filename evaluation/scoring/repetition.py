@@ -50,7 +50,8 @@ class RepeatedTargets:
 
     def windows(self, length: int) -> TargetWindows:
         """One window of `length` inputs for each group."""
-        return TargetWindows(self.document, self.end, np.full(len(self.end), length), self.keep)
+        inputs = np.full_like(self.end, length)
+        return TargetWindows(self.document, self.end, inputs, self.keep)
 
     def is_changed(self, length: int) -> np.ndarray:
         """(n,) whether a window of `length` inputs holds any replaced token."""
