@@ -46,13 +46,15 @@ class StudyLosses:
 
     def seeds(self, name: str, length: int) -> list[str]:
         """The seeds measured at this length and as trained at the trained length."""
+        measured = self.rows.get((name, length), {})
         reference = self.reference.get(name, {})
-        return [seed for seed in self.rows.get((name, length), {}) if seed in reference]
+        return [seed for seed in measured if seed in reference]
 
     def shift(self, name: str, length: int) -> np.ndarray:
         """(S, D) NLL at this length minus NLL as trained at the trained length."""
         seeds = self.seeds(name, length)
-        return unit_nll(self.rows[name, length], seeds) - unit_nll(self.reference[name], seeds)
+        nll = unit_nll(self.rows[name, length], seeds)
+        return nll - unit_nll(self.reference[name], seeds)
 
     def add(self, variant: StudyVariant, seed: str, result: dict) -> None:
         """Add the results of a cell for a variant of its scheme."""
