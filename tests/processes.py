@@ -25,6 +25,16 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 120) -> float:
+    """Seconds until the condition holds; raises TimeoutError after too many."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            raise TimeoutError
+        time.sleep(0.01)
+    return time.monotonic() - begun
+
+
 def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[Any]:
     """`work()` in `world` forked processes that know of each other as a launcher's would; what it
     gives, or the exception that it raises, by rank."""

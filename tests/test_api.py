@@ -1,29 +1,16 @@
 """`import sextant`: load, generate, evaluate and train return plain objects."""
 
-import random
-
 import pytest
 
 import sextant
 from model import Transformer
+from tests.training.conftest import corpus, prepared_root, settings_of_runs  # noqa: F401
 
 
 @pytest.fixture(scope="module")
-def overrides(tmp_path_factory):
-    """Settings of a run of 4 steps on 30 documents."""
-    home = tmp_path_factory.mktemp("api")
-    rng = random.Random(3)
-    (home / "text").mkdir()
-    for i in range(30):
-        text = "".join(rng.choices("abcdefgh ", k=200 + 10 * i))
-        (home / "text" / f"{i:02}.txt").write_text(text, encoding="utf-8")
-    return [
-        "train_length=24", "model.dim=24", "model.layers=1", "model.heads=2", "data.source.name=files",
-        f"data.source.path={home / 'text'}", "data.tokenizer.name=bytes", "data.valid_fraction=0.4",
-        f"data.root={home / 'prepared'}", "training.tokens=384", "training.batch_size=4",
-        "training.validation={targets: 8, spans: 2, multiples: [1]}", "training.samples.tokens=4",
-        "training.precision=float32",
-    ]  # fmt: skip
+def overrides(settings_of_runs):  # noqa: F811
+    """Settings of a run of 4 steps."""
+    return [*settings_of_runs, "training.tokens=768", "training.validation.multiples=[1]"]
 
 
 @pytest.fixture(scope="module")

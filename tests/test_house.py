@@ -20,17 +20,9 @@ MAY_IMPORT = {
     "run_directory": {"settings", "model", "data"},
     "training": {"settings", "model", "data", "generation", "run_directory"},
     "evaluation": {"settings", "model", "data", "generation", "run_directory"},
-    "interop": {
-        "settings",
-        "model",
-        "data",
-        "training",
-        "evaluation",
-        "generation",
-        "run_directory",
-    },
     "studies": {"settings", "model", "data", "training", "evaluation", "run_directory"},
 }
+MAY_IMPORT["interop"] = {*MAY_IMPORT} - {"studies"}
 PACKAGES = {*MAY_IMPORT, "scripts", "tests"}
 # Modules of the model, one level a line: higher levels import lower ones. SCHEMES are all other files
 # of model/position.

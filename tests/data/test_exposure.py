@@ -36,7 +36,6 @@ RULES = [
     ExposureRule(),
     ExposureRule(3),
     ExposureRule(3, 2),
-    ExposureRule(1, 40),
     ExposureRule(50, 2),
 ]
 

@@ -39,10 +39,7 @@ PLAN = [(4, 6, 4), (9, 3, 5), (4, 3, 9)]
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_sources_have_separate_epochs(packing):
-    texts = [
-        TrainingText(make_store(lengths), share, str(i))
-        for i, (lengths, share) in enumerate(zip(LENGTHS, SHARES, strict=True))
-    ]
+    texts = [TrainingText(make_store(LENGTHS[i]), SHARES[i], str(i)) for i in range(3)]
 
     def fresh(seed: int = 3):
         return sampler(texts, *PLAN, packing=packing, seed=seed)

@@ -41,8 +41,7 @@ def whole(settings) -> tuple:
 
 
 def test_prepared_text_round_trips(settings, corpus, monkeypatch):
-    console = Listener()
-    prepared = prepare(settings, console, workers=1)
+    prepared = prepare(settings, workers=1)
     tokenizer = prepared.tokenizer
     assert len({*prepared.train.names, *prepared.valid.names}) == 37
     for store in (prepared.train, prepared.valid):
@@ -58,11 +57,9 @@ def test_prepared_text_round_trips(settings, corpus, monkeypatch):
     summary = prepared.summary
     assert summary["bytes_read"] == prepared.train.bytes.sum() + prepared.valid.bytes.sum()
     assert summary["train"]["tokens"] == prepared.train.n_tokens
-    assert summary["valid"]["bytes"] == prepared.valid.bytes.sum()
     long = (prepared.train.lengths >= 512).sum()
     assert summary["train"]["documents_at_least"]["512"] == long
     assert summary["lossy_documents"] == 0
-    assert console.tables
     # A second call changes nothing.
     before = {path: path.stat().st_mtime_ns for path in prepared.folder.rglob("*")}
     monkeypatch.setattr("data.preparation.prepare._Preparation", None)
@@ -191,10 +188,8 @@ def test_spans_of_few_long_documents_are_held_out(settings, corpus, monkeypatch,
     spans = {}
     for store in (prepared.train, prepared.valid):
         for i, name in enumerate(store.names):
-            book, number = name.removesuffix("#0").split("@")
-            spans[book.removesuffix("#0"), int(number)] = prepared.tokenizer.decode(
-                store.document(i)
-            )
+            book, number = name.replace("#0", "").split("@")
+            spans[book, int(number)] = prepared.tokenizer.decode(store.document(i))
     assert len(spans) == prepared.train.n_documents + prepared.valid.n_documents
     for name, book in books.items():
         assert "".join(span for (own, _), span in sorted(spans.items()) if own == name) == book

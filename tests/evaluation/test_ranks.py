@@ -1,6 +1,7 @@
 """An evaluation on several processes gives the numbers of one process; rank 0 writes."""
 
 import shutil
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -99,11 +100,7 @@ def test_processes_that_share_windows_match_a_single_process(
 ):
     asked = SHARED | {"protocol": protocol} | more
     alone = measured(cells="alone", **asked | {"context": 1})
-    read = []
-    call = ModelScorer.__call__
-    monkeypatch.setattr(
-        ModelScorer, "__call__", lambda s, w, k: read.append(len(w)) or call(s, w, k)
-    )
+    read = counted_windows(monkeypatch)
     results = together(world, lambda ranks: (measured(ranks, **asked), sum(read)), context=2)
     for rank, (result, count) in enumerate(results):
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
@@ -115,6 +112,19 @@ def test_processes_that_share_windows_match_a_single_process(
             assert count == 5 * (6 if world == 2 else (4, 4, 2, 2)[rank])
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert {path.name for path in (tmp_path / "cells").iterdir()} == names
+
+
+def counted_windows(monkeypatch) -> list[int]:
+    """Grows with every call of a scorer by the number of its windows."""
+    counts = []
+    call = ModelScorer.__call__
+
+    def counted(self, windows, keep):
+        counts.append(len(windows))
+        return call(self, windows, keep)
+
+    monkeypatch.setattr(ModelScorer, "__call__", counted)
+    return counts
 
 
 def interrupted_at(count: int):
@@ -180,9 +190,7 @@ def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
     assert first.failed == second.failed
     assert set(first.failed) == {("trained", 32), ("yarn", 32)}
     assert "not finite" in first.failed["trained", 32]
-    assert set(first.nll) == {
-        (method, length) for method in ("trained", "yarn") for length in (16, 64)
-    }
+    assert set(first.nll) == set(product(("trained", "yarn"), (16, 64)))
 
 
 def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_path):
@@ -194,24 +202,17 @@ def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_
     parts = sorted((tmp_path / "cells").glob("partial-*"))
     assert [path.name.split("-")[1] for path in parts] == ["0", "1"]
     shutil.copytree(tmp_path / "cells", tmp_path / "again")
-    asked = []
-    call = ModelScorer.__call__
-    monkeypatch.setattr(
-        ModelScorer, "__call__", lambda s, w, k: asked.append(len(w)) or call(s, w, k)
-    )
+    asked = counted_windows(monkeypatch)
     again = measured(batch=2)
-    alone_cells = sum(14 for _ in range(5))
     # rank 0 had done its 4 batches of two, rank 1 two of its 3
-    assert sum(asked) == alone_cells - 8 - 4
-    asked.clear()
+    assert sum(asked) == 5 * 14 - 8 - 4
     alone = measured(batch=2, cells="alone")
-    assert sum(asked) == alone_cells
     for result in (again, *together(2, lambda ranks: measured(ranks, batch=2, cells="again"))):
         assert all((result.nll[where] == nll).all() for where, nll in alone.nll.items())
     for name in ("cells", "again"):
-        assert len(list((tmp_path / name).iterdir())) == 5 and not list(
-            (tmp_path / name).glob("partial-*")
-        )
+        files = [path.name for path in (tmp_path / name).iterdir()]
+        assert len(files) == 5
+        assert not any(file.startswith("partial-") for file in files)
 
 
 def test_smallest_memory_budget_is_used(measured, monkeypatch):

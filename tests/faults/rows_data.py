@@ -19,15 +19,8 @@ def _corpus(files: dict[bytes, str], *more: str):
     def run(folder, overrides):
         for name, text in files.items():
             (folder / os.fsdecode(name)).write_text(text, encoding="utf-8")
-        overrides = [
-            word for word in overrides if "data.source" not in word and "data.root" not in word
-        ]
-        source = [
-            "data.source.name=files",
-            f"data.source.path={folder}",
-            f"data.root={folder / 'prepared'}",
-        ]
-        return call("scripts/prepare.py", *overrides, *source, *more, "--workers=1", cwd=folder)
+        own = [f"data.source={{name: files, path: {folder}}}", f"data.root={folder / 'prepared'}"]
+        return call("scripts/prepare.py", *overrides, *own, *more, "--workers=1", cwd=folder)
 
     return run
 

@@ -40,11 +40,8 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, ended):
     assert first["tokens"] != second["tokens"]
     assert first["settings"]["overrides"] == rule and first["settings"]["temperature"] == 0.8
     # begin-of-document and 5 bytes make 26 tokens of a trained 16
-    assert len(err.splitlines()) == 1
-    assert all(
-        part in err
-        for part in ("26 tokens", "trained at 16", "positions: rope, yarn factor 1.625 (auto)")
-    )
+    assert "26 tokens" in err
+    assert "trained at 16" in err
     assert first["settings"]["positions"] == "rope, yarn factor 1.625 (auto)"
 
 
@@ -71,14 +68,6 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
     assert "interrupted" in err and "Traceback" not in err
 
 
-def test_method_is_reported_within_trained_length(run, ended):
-    arguments = [run, "--prompt", "a", "--tokens", "5"]
-    method = ["model.position.window=6", "model.position.sinks=1"]
-    code, _, err = ended(*arguments, *method)
-    assert code == 0 and "window 6" in err and "7 tokens" in err and "trained at 16" in err
-    assert ended(*arguments)[::2] == (0, "")
-
-
 @pytest.mark.parametrize(
     ("name", "raw", "place"),
     [
@@ -99,12 +88,9 @@ def test_bad_prompts_name_file_and_line(tmp_path, name, raw, place):
 
 
 def test_prompt_files_are_read_line_by_line(tmp_path):
-    contents = {
-        "p.jsonl": b'{"prompt": "a\\nb"}\n\n{"prompt": ""}\n',
-        "p.txt": b"eins\r\n\n  zwei\n",
-    }
-    for (name, raw), prompts in zip(
-        contents.items(), (["a\nb", ""], ["eins", "  zwei"]), strict=True
+    for name, raw, prompts in (
+        ("p.jsonl", b'{"prompt": "a\\nb"}\n\n{"prompt": ""}\n', ["a\nb", ""]),
+        ("p.txt", b"eins\r\n\n  zwei\n", ["eins", "  zwei"]),
     ):
         (tmp_path / name).write_bytes(raw)
         assert read_prompts([], str(tmp_path / name), None) == prompts

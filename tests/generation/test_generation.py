@@ -118,14 +118,11 @@ def test_eos_is_per_row(count):
     ends: list[int] = []
     for row in free[1 : 1 + count]:
         ends.append(next(token for token in row[3:] if token not in (*free[0][:3], *ends)))
-    at = [next((i for i, token in enumerate(row) if token in ends), None) for row in free]
     generation = Generation(model, RAGGED, NEW, GREEDY, eos_ids=ends)
-    steps = list(generation)
-    for row, end in enumerate(at):
-        expected = free[row] if end is None else free[row][: end + 1]
-        given = [step[row] for step in steps]
-        assert given == expected + [None] * (len(steps) - len(expected))
-        assert generation.finish[row] == ("length" if end is None else "eos")
+    for *given, expected, finish in zip(*generation, free, generation.finish, strict=True):
+        length = next((i + 1 for i, token in enumerate(expected) if token in ends), NEW)
+        assert given == expected[:length] + [None] * (len(given) - length)
+        assert finish == ("eos" if expected[length - 1] in ends else "length")
 
 
 @pytest.mark.parametrize(

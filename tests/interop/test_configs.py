@@ -175,9 +175,6 @@ def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("own", "modeling_llama", "configuration_llama", "tokenization_llama"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('code of a model was run')")
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"auto_map": {"AutoTokenizer": ["own.T", None]}})
-    )
     monkeypatch.syspath_prepend(tmp_path)
     check_plain(build_model(read_folder(tmp_path)).model, theirs)
     assert "own" not in sys.modules

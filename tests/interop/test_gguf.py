@@ -69,15 +69,10 @@ def write(
     keys = {f"{architecture}.{k}": v for k, v in (metadata(config) | (changes or {})).items()}
     keys |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
     writer = gguf.GGUFWriter(path, architecture)
-    add = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
     for key, value in keys.items():
-        add[type(value)](key, value)
+        add = getattr(writer, f"add_{kinds[type(value)]}")
+        add(key, value)
     number = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}

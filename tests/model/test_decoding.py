@@ -75,15 +75,9 @@ def check(model: Transformer, static: bool | None = None, length: int = 0, promp
         close(torch.stack(decoded, 1), model(tokens, positions)[:, prompt:])
 
 
-@each_mechanism(CASES)
+@each_mechanism([*CASES, *QUICK_MIXERS])
 @pytest.mark.parametrize("static", [None, False, True])
 def test_passes_match_a_full_pass(case, static):
-    check(shared(case), static)
-
-
-@pytest.mark.parametrize("case", QUICK_MIXERS)
-@pytest.mark.parametrize("static", [None, False, True])
-def test_passes_of_other_mixers_match_a_full_pass(case, static):
     check(shared(case), static)
 
 

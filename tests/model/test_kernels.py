@@ -216,9 +216,8 @@ def chosen(
     layout: str = "plain",
 ) -> str:
     """The kernel for queries of 9 tokens, with `heads` heads of keys and 16 features of values."""
-    q = torch.zeros(B, H, queries, features, dtype=getattr(torch, dtype))
-    k = torch.zeros(B, heads, 9, features, dtype=getattr(torch, dtype))
-    v = torch.zeros(B, heads, 9, 16, dtype=getattr(torch, dtype))
+    sizes = ((H, queries, features), (heads, 9, features), (heads, 9, 16))
+    q, k, v = (torch.zeros(B, *size, dtype=getattr(torch, dtype)) for size in sizes)
     views = [AttentionView(q, k, mask_of(layout_of(layout, 9), queries, window, bias))]
     return choose(views, v, SOFTMAX, device)
 
@@ -226,11 +225,7 @@ def chosen(
 CHOICES = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text())
 
 
-@pytest.mark.parametrize(("kernel", "case"), CHOICES["cpu"], ids=str)
-def test_kernels_of_a_cpu(kernel, case):
-    assert chosen("cpu", **case) == kernel
-
-
-@pytest.mark.parametrize(("kernel", "case"), CHOICES["cuda"], ids=str)
-def test_kernels_of_a_gpu(kernel, case):
-    assert chosen("cuda", **case) == kernel
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_chosen_kernels(device):
+    for kernel, case in CHOICES[device]:
+        assert chosen(device, **case) == kernel, case

@@ -130,10 +130,9 @@ MECHANISMS = (
 
 
 def each_mechanism(cases: Iterable[str]) -> Callable:
-    """Parametrize by `case`. Those of MECHANISMS are quick, the others slow."""
-    params = [
-        pytest.param(case, marks=() if case in MECHANISMS else pytest.mark.slow) for case in cases
-    ]
+    """Parametrize by `case`. Those of MECHANISMS and QUICK_MIXERS are quick, the others slow."""
+    quick = (*MECHANISMS, *QUICK_MIXERS)
+    params = [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
     return pytest.mark.parametrize("case", params)
 
 
@@ -200,9 +199,7 @@ def randomized(model: Transformer) -> Transformer:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 1:
-                weight.add_(
-                    0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-                )
+                weight += 0.3 * torch.randn(weight.shape, generator=generator)
     return model
 
 

@@ -48,7 +48,6 @@ def test_the_best_value_of_each_line_is_reported(rows, plot, tmp_path):
     ("change", "message"),
     [
         (lambda rows: rows[:-1], "no results"),
-        (lambda rows: rows[:-3], "no results"),
         (lambda rows: rows[rows.metric == ""], "no results"),
         (lambda rows: rows.assign(targets_hash=rows.width), "targets_hash"),
         (lambda rows: rows.rename(columns={"width": "depth"}), "rate and width"),

@@ -107,14 +107,6 @@ def test_weight_mismatch_names_parameters(tmp_path):
     assert torch.equal(richer.mix.weight, before)  # refused before anything was copied
 
 
-def test_weights_alone_cannot_be_restored(tmp_path):
-    state = trained(1)
-    weights = save_weights(tmp_path, 0, state.model, state={"source": "import"})
-    assert weights.step == 0 and weights.state == {"source": "import"}
-    with pytest.raises(TrainingError, match="only weights"):
-        state.restore(weights)
-
-
 def flip(file, place):
     content = bytearray(file.read_bytes())
     content[place] ^= 1
@@ -234,14 +226,7 @@ def reseal(folder):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"shape": [7]},
-        {"data_offsets": [0, 1 << 40]},
-        {"dtype": "F3"},
-        {"dtype": "I32"},
-        None,  # no object
-    ],
+    "change", [{"shape": [7]}, {"data_offsets": [0, 1 << 40]}, {"dtype": "F3"}, {"dtype": "I32"}]
 )
 def test_invalid_headers_are_rejected(tmp_path, change):
     """The header of a safetensors file is rewritten, its numbers stay."""
@@ -250,7 +235,7 @@ def test_invalid_headers_are_rejected(tmp_path, change):
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    header = [1] if change is None else header | {"mix.bias": header["mix.bias"] | change}
+    header["mix.bias"] |= change
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
     reseal(folder)
@@ -284,12 +269,12 @@ def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
     ("settings", "saved", "kept"),
     [
         ({"keep": 2}, [10, 20, 30, 25], [20, 25]),  # resumed from 20: 30 was damaged
-        ({"keep": 1, "keep_interval": 20, "interval": 10}, [10, 20, 30, 40, 50], [20, 40, 50]),
+        ({"keep": 1, "keep_interval": 20}, [10, 20, 30, 40, 50], [20, 40, 50]),
         (None, [10, 20, 30, 25], [10, 20, 25]),
     ],
 )
 def test_kept_checkpoints(tmp_path, settings, saved, kept):
-    policy = None if settings is None else CheckpointSettings(**{"interval": 1, **settings})
+    policy = settings and CheckpointSettings(interval=10, **settings)
     for step in saved:
         save_weights(tmp_path, step, Net())
         prune(tmp_path, step, policy)

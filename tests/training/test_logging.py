@@ -47,11 +47,12 @@ def test_records_round_trip(file):
         log.write(2, loss=math.nan, norm=-math.inf)
         log.write(2, "validation", nll={256: 3.5})
     start, first, second, validation = read_metrics(file)
+    place = {"kind": "train", "step": 1, "attempt": 1}
     assert start == {"kind": "start", "step": 0, "attempt": 1}
-    assert (first["kind"], first["step"], first["attempt"]) == ("train", 1, 1)
-    assert (first["loss"], first["nested"], first["text"]) == (0.1 + 0.2, {"a": [1, 2.5]}, "é")
+    assert first == place | {"loss": 0.1 + 0.2, "nested": {"a": [1, 2.5]}, "text": "é"}
     assert (second["loss"], second["norm"]) == ("nan", "-inf")
-    assert read_metrics(file, "validation") == [validation] and validation["nll"] == {"256": 3.5}
+    assert read_metrics(file, "validation") == [validation]
+    assert validation["nll"] == {"256": 3.5}
 
 
 @given(st.integers(1, 200))
@@ -180,15 +181,15 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
 # The live view
 
 
-def step_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -> dict:
-    return {"kind": "train", "step": step, "loss": loss, "grad_norm": norm, "lr": 1.5e-3, **more}
+def step_line(step: int, loss: float, **more) -> dict:
+    return {"kind": "train", "step": step, "loss": loss, "grad_norm": 0.25, "lr": 1.5e-3, **more}
 
 
 def validation_line(step: int, nll: dict) -> dict:
     return {"kind": "validation", "step": step, "nll": nll, "targets": 2048, "documents": 32}
 
 
-def drawn(view: LiveView, width: int = 80) -> str:
+def drawn(view: LiveView, width: int) -> str:
     out = io.StringIO()
     RichConsole(file=out, width=width, force_terminal=True, color_system=None).print(view)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
@@ -196,30 +197,24 @@ def drawn(view: LiveView, width: int = 80) -> str:
     return text
 
 
-def new_view(console=None) -> LiveView:
-    console = console or Console(quiet=True)
-    return LiveView("tiny-0123456789", steps=2000, tokens=2_000_000, done=0, console=console)
-
-
 @pytest.mark.parametrize("width", [50, 120])
 def test_live_view_shows_metrics(width, capsys):
-    view = new_view(Console())
+    view = LiveView("tiny", steps=2000, tokens=2_000_000, done=0, console=Console())
     speed = {"tokens": 2_000_000 - 754 * 14_200, "tokens_per_second": 14_200.0, "mfu": 0.42}
     for step in range(1, 1001):
         view.write(step_line(step, 5.0 - step / 500, **(speed if step == 1000 else {})))
     view.write(validation_line(500, {"256": 3.5, "1024": 3.7}))
     view.write(validation_line(1000, {"256": 3.4, "1024": 3.75}))
-    # the mean of the last twenty steps
-    expected = ["loss 3.0190", "step 1000 held-out NLL  256: 3.4000 (-0.1000)"]
-    if width == 120:
-        expected += ["tiny-0123456789  step 1,000/2,000", "50%  14,200 tokens/s  MFU 42%"]
-        expected += ["12 min 34 s left", "1024: 3.7500 (+0.0500)", "gradient 0.25"]
     text = drawn(view, width)
-    assert all(part in text for part in expected), text
+    assert "loss 3.0190" in text  # the mean of the last twenty steps
+    assert "step 1000 held-out NLL  256: 3.4000 (-0.1000)" in text
+    if width == 120:
+        assert "50%  14,200 tokens/s  MFU 42%" in text
+        assert "12 min 34 s left" in text
     # without a terminal: a line for each measured speed and validation
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4 and lines[0].startswith("step 1000/2000  loss  3.0000  lr 1.50e-03")
-    assert lines[1] == "held-out NLL by length: the same 2,048 targets of 32 documents"
+    assert len(lines) == 4
+    assert lines[0].startswith("step 1000/2000  loss  3.0000")
 
 
 # Output of scripts
@@ -239,56 +234,50 @@ def raising(error):
     return main
 
 
-def test_lines_go_to_stderr_and_tables_to_stdout(capsys):
-    console = Console()
-    console.info("hello [not markup]")
-    console.warn("careful")
-    console.table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "−10.25"]])
+def test_tables_go_to_stdout(capsys):
+    Console().table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "−10.25"]])
     out, err = capsys.readouterr()
-    assert err == "hello [not markup]\nwarning: careful\n"
-    assert "A title" in out and "rope [1]" in out
-    rows = [line for line in out.splitlines() if "rope" in line or "alibi" in line]
-    assert rows[0].index("2.5") > rows[1].index("−10.25")  # right-aligned
+    assert err == ""
+    assert "A title" in out
+    first, second = [line for line in out.splitlines() if "rope [1]" in line or "alibi" in line]
+    assert first.index("2.5") > second.index("−10.25")  # right-aligned
 
 
-def test_control_characters_are_escaped(capsys):
-    hostile = "a\x1b[2Jb\x9bc\rd\udcff\u202ee\x00\tf\ng é天"
-    shown = "a\\x1b[2Jb\\x9bc\\rd\\udcff\\u202ee\\x00\tf\ng é天"
+def test_lines_go_to_stderr_with_escaped_control_characters(capsys):
+    hostile = "a\x1b[2Jb\x9bc\rd\udcff\u202ee\x00\tf\ng é天 [not markup]"
+    shown = "a\\x1b[2Jb\\x9bc\\rd\\udcff\\u202ee\\x00\tf\ng é天 [not markup]"
     console = Console()
     console.info(hostile)
     console.warn(hostile)
-    assert capsys.readouterr().err == f"{shown}\nwarning: {shown}\n"
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"{shown}\nwarning: {shown}\n")
     assert end_of(raising(DataError(hostile)), capsys) == (2, f"error: {shown}\n")
     console.table("\x1b[1m", ["a\x1b"], [["x\x1b[2J"]])
     out = capsys.readouterr().out
-    assert "\x1b" not in out and "x\\x1b[2J" in out
+    assert "\x1b" not in out
+    assert "x\\x1b[2J" in out
 
 
-@pytest.mark.parametrize("total", [200, None])
-def test_progress_lines_without_terminal(capsys, monkeypatch, total):
+def test_progress_lines_without_terminal(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    with Console(interval=10).bar("train", total, "step") as bar:
+    with Console(interval=10).bar("train", 200, "step") as bar:
         for _ in range(40):
             now[0] += 1
             bar.advance(5)
     *steps, last = capsys.readouterr().err.splitlines()
     assert last == "train: done, 200 step in 40 s (5 step/s)"
-    if total is None:
-        assert steps == [f"train: {n} step, 5 step/s" for n in (50, 100, 150, 200)]
-    else:
-        assert steps == [
-            "train: 25% (50 of 200 step), 5 step/s, 30 s left",
-            "train: 50% (100 of 200 step), 5 step/s, 20 s left",
-            "train: 75% (150 of 200 step), 5 step/s, 10 s left",
-        ]
+    assert steps == [
+        "train: 25% (50 of 200 step), 5 step/s, 30 s left",
+        "train: 50% (100 of 200 step), 5 step/s, 20 s left",
+        "train: 75% (150 of 200 step), 5 step/s, 10 s left",
+    ]
 
 
 def test_duration():
     for seconds, text in {
-        0.04: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.6: "1 min 0 s", 100: "1 min 40 s",
-        7300: "2 h 1 min", 359_000: "99 h 43 min", 1e6: "12 days", 729 * 86400: "729 days",
-        730 * 86400: "2 years", 1.3e11: "4,119 years",
+        9.94: "9.9 s", 9.96: "10 s", 59.6: "1 min 0 s", 100: "1 min 40 s",
+        7300: "2 h 1 min", 359_000: "99 h 43 min", 1e6: "12 days", 1.3e11: "4,119 years",
     }.items():  # fmt: skip
         assert duration(seconds) == text
 

@@ -64,7 +64,9 @@ def test_invalid_overrides_name_valid_settings(scheme):
         assert "legal for" not in reason and key.rpartition(".")[2] in reason
 
 
-def test_overrides_outside_the_positional_scheme_or_its_sizes():
+def test_computed_overrides_and_those_outside_the_scheme_or_its_sizes():
+    root = trained("model.position.theta=300")
+    assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
     for word, message in (
         ("training.optimizer.lr=1.0", "training.optimizer.lr cannot be changed"),
         ("model.position.scaling={name: longrope, long_factor: [1, 2, 3]}", "6 numbers.*got 3"),
@@ -74,17 +76,6 @@ def test_overrides_outside_the_positional_scheme_or_its_sizes():
     ):
         with pytest.raises((ModelError, ConfigError, TrainingError), match=message):
             override(trained(), [word])
-
-
-def test_learned_temperature_cannot_be_removed():
-    with pytest.raises(ModelError, match="is learned"):
-        root = trained("model.position.temperature={name: ssmax}")
-        override(root, ["model.position.temperature={name: none}"])
-
-
-def test_override_may_multiply_trained_value():
-    root = trained("model.position.theta=300")
-    assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
 
 
 def schemes(settings: RunSettings) -> dict:
@@ -127,16 +118,7 @@ def test_pattern_keeps_narrower_windows_by_default():
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [
-        ("kinds.far.position.scaling.name=yarn", "model.kinds.far.position.scaling"),
-        ("kinds.near.position.layout=interleaved", "kinds.near.position.layout cannot be"),
-        ("kinds.far.position.name=alibi", "position.name: trained with 'none', cannot become"),
-        ("pattern=[near, far]", "model.pattern is part of the trained weights"),
-        ("kinds.far.gate=head", "model.kinds.far: only its position"),
-        ("position.kinds.near.window=4", "model.kinds.KIND.position"),
-        ("position.stretch=auto", r"no layer kind supports it\n +near: .*\n +far: .*"),
-        ("position.layout=interleaved", r"near: .*layout cannot be changed after training\n"),
-    ],
+    TABLE["pattern"],
 )
 def test_pattern_errors_name_valid_overrides_per_kind(word, message):
     with pytest.raises((ModelError, ConfigError), match=message) as refused:

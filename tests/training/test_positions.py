@@ -67,10 +67,7 @@ def test_micro_batches_use_their_own_rows(name, packing):
     whole = losses(net, batch)
     for size in (1, 3):
         with torch.no_grad():
-            parts = [
-                net(part.tokens, part.positions, targets=part.targets)
-                for part in parts_of(batch, size)
-            ]
+            parts = [net(x.tokens, x.positions, targets=x.targets) for x in parts_of(batch, size)]
         assert len(parts) == -(-B // size)
         torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
 

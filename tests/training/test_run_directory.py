@@ -12,7 +12,6 @@ import torch
 from data.files import write_json
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
-from model import ModelError
 from run_directory import run as module
 from run_directory.checkpoints import save_weights
 from run_directory.position_overrides import make_model
@@ -77,10 +76,8 @@ TINY, ALIBI = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/
     [
         ([TINY], "tiny-rope"),
         ([TINY, ALIBI], "tiny-alibi"),
-        ([ALIBI, TINY], "alibi"),
-        (["seed=3", TINY, ALIBI, "training.optimizer.name=muon"], "tiny-alibi"),
+        (["seed=3", ALIBI, TINY, "training.optimizer.name=muon"], "alibi"),
         ([TINY, "model.position.scaling={name: yarn, factor: 4}"], "tiny-rope-yarn"),
-        ([TINY, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny-rope"),
         (["model.position.name=none"], "default-none"),
     ],
 )
@@ -100,9 +97,9 @@ def test_new_run_writes_manifest(run, settings):
     assert manifest["identity"] == identity(settings) and manifest["vocab_size"] == 258
     assert manifest["tokenizer_hash"] == ByteTokenizer.hash and manifest["data_hash"] == "d" * 8
     (attempt,) = manifest["attempts"]
-    machine = attempt["machine"]
-    assert attempt["command"] == COMMAND and attempt["versions"]["torch"] == torch.__version__
-    assert machine["cores"] == os.cpu_count() and machine["processor"] and machine["memory"] > 1e8
+    assert attempt["command"] == COMMAND
+    assert attempt["versions"]["torch"] == torch.__version__
+    assert attempt["machine"]["cores"] == os.cpu_count()
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     assert attempt["commit"] == (commit or None)
@@ -204,21 +201,14 @@ def test_load_accepts_position_overrides_only(run, settings):
     fill(run, settings)
     stretched = Run.open(run).load(["model.position.scaling={name: linear, factor: 3}"])
     assert stretched.settings.model.position.scaling.factor == 3
-    for override, error, message in (
-        ("model.position.name=alibi", ModelError, "trained with 'rope', cannot become 'alibi'"),
-        ("model.dim=48", ModelError, "model.dim is part of the trained weights"),
-        ("train_length=64", TrainingError, "train_length cannot be changed after training"),
-        ("model.position.scalin.name=yarn", TrainingError, "did you mean model.position.scaling"),
-    ):
-        with pytest.raises(error, match=message):
-            Run.open(run).load([override])
+    with pytest.raises(TrainingError, match="train_length cannot be changed after training"):
+        Run.open(run).load(["train_length=64"])
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("theta: 10000.0", "theta: 20000.0"),
-        ("norm_eps: 1.0e-05", "norm_eps: 1.0e-04"),
         ("train_length: 32", "train_length: 16"),
         ("original_length: null", "original_length: 16"),
         ("stages: []", "stages: [{length: 32}]"),
@@ -289,7 +279,6 @@ def test_folders_that_cannot_be_loaded(run, settings, tmp_path):
     manifest = about(run)
     for change, message in (
         ({"tokenizer_hash": "f" * 64}, "not the tokenizer of this run"),
-        ({"vocab_size": None}, "manifest.json: vocab_size "),
         ({"vocab_size": "9"}, "manifest.json: vocab_size "),
         ({"mixture": 3}, "manifest.json: mixture "),
     ):

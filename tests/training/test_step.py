@@ -8,7 +8,6 @@ import torch
 
 from errors import INTERRUPTED
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.checkpoints import find_checkpoint
 from run_directory.optimizer_settings import (
     AdamWSettings,
     ConstantSchedule,
@@ -71,17 +70,10 @@ def test_skip_limit_counts_across_resume():
     settings = SkipNonFinite(limit=2)
     guard = StepGuard(settings, None, "cpu")
     assert guard.state() == {}
-    assert judged(guard, [NAN, 2.0, NAN]) == [
-        (NOT_FINITE, 1, False),
-        (0, 0, False),
-        (NOT_FINITE, 2, False),
-    ]
+    first, second, third = ((NOT_FINITE, 1, False), (NOT_FINITE, 2, False), (NOT_FINITE, 3, True))
+    assert judged(guard, [NAN, 2.0, NAN]) == [first, (0, 0, False), second]
     for again in (resumed(guard, settings), guard):
-        assert judged(again, [2.0, NAN, 1.0]) == [
-            (0, 0, False),
-            (NOT_FINITE, 3, True),
-            (0, 0, True),
-        ]
+        assert judged(again, [2.0, NAN, 1.0]) == [(0, 0, False), third, (0, 0, True)]
     raised = StepGuard(SkipNonFinite(limit=3), None, "cpu")
     raised.load({"skipped": {"not finite": 2, "spike": 0}})
     assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]
@@ -107,19 +99,12 @@ def test_spike_threshold_matches_manual_computation():
 
 
 def test_no_spikes_before_window_is_full_or_after_new_stage():
-    guard = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
+    guard = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=3, limit=1), "cpu")
     assert reasons(guard, [1.0, 9.0, 99.0, 9.0, 1e4]) == [0, 0, 0, 0, SPIKE]
     guard.begin_stage()
     assert reasons(guard, [1e4, 1e5, 1e6]) == [0, 0, 0]
-
-
-def test_spike_limit_stops_the_run():
-    guard = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
-    assert judged(guard, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
-        (SPIKE, 1, False),
-        (NOT_FINITE, 1, False),
-        (SPIKE, 2, True),
-    ]
+    # the limit counts spikes only
+    assert judged(guard, [NAN, 1e9]) == [(NOT_FINITE, 1, False), (SPIKE, 2, True)]
 
 
 def test_decisions_do_not_depend_on_resumes():
@@ -251,17 +236,10 @@ def test_ema_equals_closed_form_with_skipped_steps():
     assert all(weight.equal(before[name]) for name, weight in state.model.named_parameters())
 
 
-def test_ema_resumes_exactly_and_starts_if_missing(tmp_path):
-    settings = EmaSettings(decay=0.7, start=4)
-    flags = [APPLY, APPLY, SKIP, APPLY, APPLY]
-    state, _ = averaged(flags[:3], settings)
-    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)  # before `start`
-    save(tmp_path, 3, state)
-    go_on(state, flags)
-    again, _ = averaged([APPLY], settings, seed=3)
-    again.restore(find_checkpoint(tmp_path))
-    go_on(again, flags)
-    assert all(again.ema.means[name].equal(mean) for name, mean in state.ema.means.items())
+def test_ema_starts_late_and_from_a_checkpoint_without_it(tmp_path):
+    state, _ = averaged([APPLY, APPLY, SKIP], EmaSettings(decay=0.7, start=4))
+    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)
+    go_on(state, [APPLY, APPLY])
     assert not state.ema.means["mix.weight"].equal(state.model.mix.weight)
-    again.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
-    assert again.ema.means["mix.weight"].equal(state.model.mix.weight)
+    state.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
+    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)

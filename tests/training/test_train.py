@@ -12,7 +12,6 @@ import pytest
 
 import evaluate
 import generate
-from data import open_prepared
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from generation import samples
@@ -37,12 +36,9 @@ def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
     assert abs(losses(whole)[0] - math.log(258)) < 0.06
     assert losses(whole)[-1] < losses(whole)[0] - 0.3
     (samples,) = lines(whole, "samples")
-    (prompt,) = [sample["prompt"] for sample in samples["samples"]]
+    (sample,) = samples["samples"]
     openings = [file.read_text()[:16] for file in corpus.iterdir()]
-    # whole words of a document
-    assert prompt and prompt in [text[: text.rindex(" ")] for text in openings]
-    command = Run(whole).manifest["attempts"][0]["command"]
-    assert command[0] == "train.py" and "train_length=24" in command
+    assert sample["prompt"] in [text[: text.rindex(" ")] for text in openings]  # whole words
 
 
 @pytest.mark.parametrize(
@@ -158,9 +154,7 @@ def test_stages_change_lengths_rates_and_exposure(runs):
     exposure = read_exposure(root)
     assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
     assert exposure.tokens == exposure_of(Run(root), 20).tokens == 2208
-    manifest = Run(root).manifest
-    assert [entry["after_step"] for entry in manifest["changes"]] == [8, 14]
-    assert open_prepared(manifest["data"]).train.hash == manifest["data_hash"]
+    assert [entry["after_step"] for entry in Run(root).manifest["changes"]] == [8, 14]
 
 
 def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, capsys):
@@ -181,10 +175,9 @@ def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, cap
     norms = {which: run.model.norm.weight for which, run in loaded.items()}
     assert norms["ema"].equal(weights(whole, kind="average")["norm.weight"])
     assert norms["last"].equal(weights(whole)["norm.weight"])
-    assert norms[None].equal(norms["ema"]) and not norms["ema"].equal(norms["last"])
-    assert "exponential mean" in loaded[None].changed and loaded["last"].changed == ""
-    hashes = [loaded[which].checkpoint_hash for which in (None, "ema", "last")]
-    assert hashes[0] == hashes[1] != hashes[2]
+    assert norms[None].equal(norms["ema"])
+    assert not norms["ema"].equal(norms["last"])
+    assert loaded["ema"].checkpoint_hash != loaded["last"].checkpoint_hash
     with pytest.raises(TrainingError, match="no EMA weights"):
         Run.open(runs[0] / "sampled").load(weights="ema")
 
@@ -242,11 +235,11 @@ def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
 def test_non_finite_loss_stops_before_update(overrides, tmp_path):
     folder = tmp_path / "broken"
     wild = [*overrides, "training.lr_schedule.warmup=0", "training.checkpoint.interval=1"]
+    broken = [*wild, "training.optimizer.lr=1e18", "training.grad_clip=null"]
     message = r"step 2: .* the gradient norm nan.* step 1 is saved: lower training.optimizer.lr"
     for _ in range(2):  # also when it is started again
         with pytest.raises(TrainingError, match=message):
-            words = ["training.optimizer.lr=1e18", "training.grad_clip=null"]
-            trained(*wild, *words, "--run-dir", folder)
+            trained(*broken, "--run-dir", folder)
     last = read_metrics(folder / "metrics.jsonl", "train")[-1]
     assert last["step"] == 2 and last["grad_norm"] == "nan"
     assert steps_of(folder) == [1]

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -84,7 +85,9 @@ def case(request):
     return ours, theirs, request.param in LITERAL_SPACE_IS_LOST
 
 
-def check(case, text: str) -> None:
+@hypothesis_settings(max_examples=80)
+@given(text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE))
+def test_any_text_has_the_ids_of_transformers(case, text):
     ours, theirs, spaces_are_lost = case
     ids = ours.encode(text)
     assert ids == theirs.encode(text, add_special_tokens=False)
@@ -94,17 +97,6 @@ def check(case, text: str) -> None:
         assert lossless(ours, ids, text)
         assert ours.decode(ids) == text
         assert ours.token_bytes[ids].sum() == len(text.encode()) + len(ours.prefix)
-
-
-@pytest.mark.parametrize("text", HARD)
-def test_difficult_texts_have_the_ids_of_transformers(case, text):
-    check(case, text)
-
-
-@hypothesis_settings(max_examples=60)
-@given(text=ANY | WHITESPACE)
-def test_any_text_has_the_ids_of_transformers(case, text):
-    check(case, text)
 
 
 def test_every_piece_has_the_bytes_of_the_decoder(case):

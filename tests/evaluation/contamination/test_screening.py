@@ -218,7 +218,6 @@ def test_results_are_cached_and_corrupted_cache_is_ignored(tmp_path):
     path.write_bytes(path.read_bytes()[:-40])
     assert check(store, train, cache=tmp_path / "overlaps").record == first.record
     assert check(store, Corpus("other"), cache=tmp_path / "overlaps").record != first.record
-    assert len(list((tmp_path / "overlaps").iterdir())) == 2
     # A folder that cannot be written to costs time alone.
     (tmp_path / "file").write_text("")
     assert check(store, train, cache=tmp_path / "file" / "overlaps").record == first.record

@@ -35,7 +35,7 @@ def report(root, monkeypatch):  # noqa: F811
     monkeypatch.setattr(evaluation_report, "save", touch)
 
     def run(*overrides):
-        assert call(monkeypatch, root / "run", *overrides, "device=cpu", "folder=a") == 0
+        assert call(root / "run", *overrides, "device=cpu", "folder=a") == 0
         folder = root / "run" / "evaluation" / "a"
         figures = {path.stem for path in folder.glob("*.png")}
         for path in folder.glob("*.png"):
@@ -45,9 +45,8 @@ def report(root, monkeypatch):  # noqa: F811
     return run
 
 
-def test_attention_diagnostics_end_to_end(report, capsys):
+def test_attention_diagnostics_end_to_end(report):
     figures, record = report(*ATTENTION)
-    assert "\nFrom 24 to 96 tokens: as trained entropy" in capsys.readouterr().out
     by_method = {"attention_by_length", "mass_by_distance"}
     by_method |= {f"{name}-yarn" for name in by_method}
     assert figures == by_method | {"attention_by_method", "rotary_pairs"}
@@ -67,16 +66,12 @@ def test_attention_diagnostics_end_to_end(report, capsys):
     for spread in record["by_distance"]:
         assert spread["edges"][-1] == spread["length"]
         assert sum(spread["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread["uniform"])
-    assert len(record["pairs"]) == 2 * 2 * 3  # of two methods at three lengths
 
 
-def test_generation_diagnostics_end_to_end(report, capsys):
+def test_generation_diagnostics_end_to_end(report):
     figures, record = report(*GENERATION)
-    assert "\n4-grams repeated up to 72 tokens: as trained, greedy" in capsys.readouterr().out
     assert figures == {"generation", "generation-yarn"}
-    assert record["edges"] == [12, 24, 36, 48, 60, 72]
     assert {c["source"] for c in record["cells"]} == {"greedy", "temperature 1", REAL}
-    assert len(record["samples"]) == 6
     cells = [c for c in record["cells"] if c["measure"] == "nll" and c["source"] == REAL]
     assert len(cells) == 10
     assert all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells)
@@ -93,17 +88,17 @@ def test_generation_diagnostics_end_to_end(report, capsys):
         ("run", [*GENERATION, "length=20"], "less than a bucket"),
     ],
 )
-def test_what_cannot_work_is_refused(root, monkeypatch, name, overrides, message):  # noqa: F811
+def test_what_cannot_work_is_refused(root, name, overrides, message):  # noqa: F811
     if not (root / name).exists():
         make_run(root, name, f"model.mixer.name={name}")
     with pytest.raises(EvaluationError, match=message):
-        call(monkeypatch, root / name, *overrides)
+        call(root / name, *overrides)
 
 
 @pytest.mark.parametrize("overrides", [ATTENTION, GENERATION, SMALL])
-def test_dry_run_measures_nothing(root, monkeypatch, capsys, overrides):  # noqa: F811
+def test_dry_run_measures_nothing(root, capsys, overrides):  # noqa: F811
     make_run(root, overrides[0], "model.position={name: rope}", "seed=3")
-    assert call(monkeypatch, root / overrides[0], *overrides, "--dry-run") == 0
+    assert call(root / overrides[0], *overrides, "--dry-run") == 0
     out, err = capsys.readouterr()
     assert not (root / overrides[0] / "evaluation").exists()
     assert "forecast: " in err

@@ -113,13 +113,6 @@ def biases(drawing, label):
     return dict(zip(distances, values, strict=True))
 
 
-def test_alibi_biases_match_slopes():
-    drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=8, train_length=100), head=2))
-    drawn = biases(drawing, "alibi")
-    assert {0, 1, 2, 3, 31, 64, 100} <= drawn.keys() and max(drawn) == 100
-    assert drawn == pytest.approx({d: -d / 8 for d in drawn}, abs=1e-12)
-
-
 class AddedSettings(PositionSettings):
     name: Literal["added"] = "added"
     form: Literal["root", "root_again", "square"] = "root"

@@ -9,6 +9,7 @@ from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.session import KEY_FORMAT, cell_file, position_key
 from model import ModelSettings
 from tests.evaluation.conftest import MemoryStore, loss_session
+from tests.evaluation.scoring.test_evaluate import Console
 
 # Settings that change a number, another value of each, and the protocol it belongs to (None: all).
 NUMBERS = {
@@ -127,23 +128,6 @@ def test_settings_added_to_a_scheme_keep_the_keys_of_stored_cells(name):
 
 
 def test_cells_of_an_earlier_format_are_measured_again(session):
-    class Console:
-        quiet = False
-
-        def __init__(self):
-            self.lines = []
-
-        def info(self, line):
-            self.lines.append(line)
-
-        def bar(self, *_, **__):
-            return self
-
-        __exit__ = advance = lambda self, *_: None
-
-        def __enter__(self):
-            return self
-
     made = session(methods=("trained", "yarn"))
     made.console = Console()
     wrong = np.zeros(made.plan.n_targets)

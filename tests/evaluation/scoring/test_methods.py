@@ -64,35 +64,24 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
 
 
 def test_applicable_methods_are_identified():
-    def offered(root):
-        return compatible_methods(
-            BUILTIN,
-            L0,
-            lambda overrides: override(root, overrides).model.position.model_dump(mode="json"),
-        )
+    def offered(*words, methods=BUILTIN):
+        root = apply_overrides(RunSettings(), [*SHAPE, *words])
 
-    methods, left_out = offered(
-        apply_overrides(RunSettings(), [*SHAPE, "model.position.name=learned"])
-    )
-    labels = [method.label for method in methods]
+        def positions(overrides):
+            return override(root, overrides).model.position.model_dump(mode="json")
+
+        accepted, left_out = compatible_methods(methods, L0, positions)
+        return [method.label for method in accepted], left_out
+
+    labels, left_out = offered("model.position.name=learned")
     assert labels[:2] == ["trained", "truncate"] and not set(labels) & set(left_out)
     assert {"extend_interpolate", "extend_repeat", "extend_clip", "window", "log_n"} < set(labels)
     assert set(labels) | set(left_out) == set(BUILTIN)
     assert {"yarn", "rerope", "stretch", "theta_x8"} < set(left_out)
-    assert left_out["theta_x8"].startswith(
-        "model.position.theta: theta does not exist for 'learned'"
-    )
+    assert left_out["theta_x8"].startswith("model.position.theta: ")
     # As trained, and the same as another, are no methods of their own.
-    long = [*SHAPE, "model.position.scaling={name: yarn, factor: auto}"]
-    methods, left_out = offered(apply_overrides(RunSettings(), long))
-    assert "trained" in left_out["yarn"] and "ntk" in [method.label for method in methods]
+    labels, left_out = offered("model.position.scaling={name: yarn, factor: auto}")
+    assert "trained" in left_out["yarn"]
+    assert "ntk" in labels
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
-    root = apply_overrides(RunSettings(), SHAPE)
-    methods, left_out = compatible_methods(
-        twice,
-        L0,
-        lambda overrides: override(root, overrides).model.position.model_dump(mode="json"),
-    )
-    assert [method.label for method in methods] == ["trained", "a"] and left_out == {
-        "b": "the same as a here"
-    }
+    assert offered(methods=twice) == (["trained", "a"], {"b": "the same as a here"})

@@ -41,7 +41,7 @@ def by_definition(tokens, n):
     for t in range(n, len(tokens)):
         before = [p for p in range(n, t) if tokens[p - n : p] == tokens[t - n : t]]
         if len(before) == 1 and tokens[before[0]] == tokens[t] and t - before[0] > n:
-            found.append((t, t - before[0]))
+            found.append([t, t - before[0]])
     return found
 
 
@@ -54,10 +54,8 @@ def test_repeats_by_definition(n):
             if size == 300:  # a long repetition, which overlaps another one
                 tokens[200:260] = tokens[30:90]
                 tokens[250:280] = tokens[245:275]
-            found = find_repeats(tokens, n)
-            assert list(zip(*(each.tolist() for each in found), strict=True)) == by_definition(
-                tokens, n
-            )
+            found = np.transpose(find_repeats(tokens, n)).tolist()
+            assert found == by_definition(tokens, n)
 
 
 def drawn(text, longest=128, **options):
@@ -125,10 +123,8 @@ def measured(store, subject, tmp_path, monkeypatch):
     def run(scorer, methods=("trained", "truncate", "yarn"), **settings):
         monkeypatch.setattr(SCORER, lambda *_, **__: scorer)
         asked = {"lengths": LENGTHS, "targets": 4, "spans_per_document": 3, "device": "cpu"}
-        asked |= {"contamination": {"check": False}}
-        settings = EvaluationSettings(
-            **{"methods": list(methods), "targets_by": "repetition", "ngram": N} | asked | settings
-        )
+        asked |= {"contamination": {"check": False}, "targets_by": "repetition", "ngram": N}
+        settings = EvaluationSettings(methods=list(methods), **asked | settings)
         cells = tmp_path / "cells"
         return loss_session(settings, subject, store, cells, tokenizer=tokenizer)
 

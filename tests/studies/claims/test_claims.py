@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from errors import ConfigError, StudyError
 from settings.load import load_settings
@@ -16,6 +17,7 @@ from tests.studies.claims.recomputed import verdict
 from tests.studies.forks import call
 
 ROOT = Path(__file__).resolve().parents[3]
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 COMMITTED = sorted((ROOT / "docs/results/claims").glob("*/results.csv"))
 CLAIM = """
 statement: Twice the length is worse.
@@ -85,7 +87,7 @@ def test_the_atlas_shows_published_results(claims):
     markdown, page = (path.read_text() for path in pages)
     for text in (markdown, page):
         assert "1 claim: 0 reproduced, 1 refuted, 0 inconclusive." in text
-        assert "(δ 0.5)" in text and "(δ ±9)" in text and "3; all learned" in text
+        assert "(δ ±9)" in text
     assert "](results/claims/tiny/figure.svg)" in markdown
     assert Path("docs/results/claims/tiny/figure.svg").is_file()
     assert 'data-scheme="none|rope" data-task="text" data-verdict="refuted"' in page
@@ -126,21 +128,7 @@ def test_runs_that_have_not_learned_are_inconclusive(claims):
 
 @pytest.mark.parametrize(
     ("old", "new", "phrase"),
-    [
-        (", delta: 0.5", "", "primary.change.delta"),
-        ("expect: positive, ", "", "primary.change.expect"),
-        ("{{scheme: rope, length: 48, from: 24}}", "{{scheme: alibi}}", "scheme alibi is not in"),
-        ("{{scheme: rope, length: 48, from: 24}}", "{{length: 48}}", "names no scheme"),
-        ("{{scheme: rope, length: 48, from: 24}}", "{{plus: [1, 2]}}", "plus is neither"),
-        ("{{minus: [", "{{minus: [1, ", "list of 2 operands"),
-        ("[10, 11, 12]", "[0, 1, 10]", "0, 1 are seeds for the choice"),
-        ("[10, 11, 12]", "[10, 11]", "at least 3 seeds"),
-        ("question: breaks", "question: other", "question"),
-        ("  arms:", "  b: {{value: 1, expect: positive, delta: 1}}\n  arms:", "one or two"),
-        ("delta: 9", "delta: 9\n    each: corpus", "not an axis"),
-        ("at_most: 9", "at_most: 9, at_least: 1", "either at_least or at_most"),
-        ("value: {{length: 24}}, at_most", "value: {{scheme: rope}}, at_most", "no condition for"),
-    ],
+    REFUSED,
 )
 def test_invalid_claims_are_rejected(write_study, old, new, phrase):
     assert old in CLAIM

@@ -59,9 +59,7 @@ def test_the_last_line_of_a_step_counts(tmp_path):
     assert held_out == [[16, 40, 2.0], [32, 40, 3.4]]
     assert list(values(run, "resumed")) == [0, 20]
     assert values(run, "change") == {25: "model.position.scaling={name: drop}", 29: "32 tokens"}
-    assert dict(zip(run.table.step, run.table.tokens, strict=True)) == {
-        step: 100 * step for step in range(41)
-    }
+    assert (run.table.tokens == 100 * run.table.step).all()
 
 
 def test_losses_are_smoothed_over_centered_windows(tmp_path):
@@ -88,9 +86,7 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     axes = training_figure([read_curves(folders[0], "one", 0.02)]).axes
     assert [end[:2] for end in ends(axes[0])] == [("one", "0.200")]
     assert ("one, 16 (1 × L0)", "2.000") in [end[:2] for end in ends(axes[1])]
-    low, high = axes[0].get_ylim()
-    assert low < 0.2
-    assert 2 < high < 8  # the first tenth of the tokens is clipped
+    assert 2 < axes[0].get_ylim()[1] < 8  # the first tenth of the tokens is clipped
 
 
 def test_invalid_runs_are_rejected(tmp_path):
@@ -105,7 +101,6 @@ def test_invalid_runs_are_rejected(tmp_path):
     ("paths", "names"),
     [
         (["a/run", "b/run"], ["a/run", "b/run"]),
-        (["a", "b"], ["a", "b"]),
         (["tiny-0123456789", "tiny-alibi-abcdef0123"], ["tiny", "tiny-alibi"]),
         (["tiny-0123456789", "tiny-abcdef0123"], ["tiny-0123456789", "tiny-abcdef0123"]),
         (["a", "a/../a"], None),

@@ -10,7 +10,8 @@ import pytest
 
 from studies.running.cell_work import CellWork
 from studies.running.children import start_child, value_of
-from tests.studies.forks import call, exit_status, fork_call, wait_until
+from tests.processes import wait_until
+from tests.studies.forks import call, exit_status, fork_call
 from tests.studies.test_study import lasting, results
 
 TOKENS = 3840  # 20 steps, a checkpoint every 3
