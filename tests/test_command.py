@@ -4,13 +4,11 @@ import os
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 import sextant
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.files import ROOT
 
 
 def test_the_commands_are_listed(call, capsys):

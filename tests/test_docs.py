@@ -17,11 +17,10 @@ import torch
 
 from evaluation.protocols import settings_class
 from model import SCHEMES, TokenPositions, Transformer
+from tests.files import ROOT
 from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
 from tests.test_house import arrows, sources
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_positions_page_matches_registry(monkeypatch, capsys):

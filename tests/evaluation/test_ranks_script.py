@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.evaluation.test_evaluate_script import SMALL, call, root  # noqa: F401
+from tests.files import ROOT, results_of
 
-ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
@@ -31,7 +30,7 @@ def started(*overrides):
 
 def results(run):
     """What an evaluation left, but for what differs between any two calls."""
-    record = json.loads((run / "evaluation" / "one" / "results.json").read_text())
+    record = results_of(run / "evaluation" / "one")
     text = json.dumps({k: v for k, v in record.items() if k not in ("command", "finished")})
     table = (run / "evaluation" / "one" / "results.csv").read_text()
     cells = {

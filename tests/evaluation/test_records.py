@@ -47,8 +47,6 @@ def test_contaminated_units_are_reported_separately(do, make_store):
     unseen = [[2 * a, 2 * a + 1] for a in range(7) if a != 3]
     means = np.array(means_of(result, result.nll["yarn", 64], unseen))
     base = np.array(means_of(result, result.nll["trained", 16], unseen))
-    assert table.value("yarn", "nll", 64) != pytest.approx(means.mean())
-    assert table.get("yarn", "nll", 64, "unseen").value == pytest.approx(means.mean())
     # simultaneous over 2 methods at 2 lengths
     half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)
     delta = table.get("yarn", "delta", 64, "unseen")

@@ -11,8 +11,9 @@ from errors import REQUEUE
 from run_directory.checkpoints import steps_of
 from run_directory.run import locked_run
 from tests.faults.fault import Fault, Result, call
+from tests.files import ROOT
 from tests.processes import ScriptProcess, wait_until
-from tests.training.conftest import ROOT, environment
+from tests.training.conftest import environment
 from tests.training.tiny import logged_steps
 
 LONG = ("training.tokens=4M", "training.validation.interval=null", "training.samples.prompts=[]")

@@ -11,7 +11,6 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
-import yaml
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from interop import build_model, read_folder
 from interop.gguf import converted_gguf
 from interop.runs import run_of
 from run_directory.run import Run
+from tests.files import table
 from tests.interop.models import make
 from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
@@ -177,7 +177,7 @@ def refused(file: Path, match: str) -> None:
         build_model(checkpoint)
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+REFUSED = table("interop/refusals.yaml")
 
 
 @pytest.mark.parametrize(("changes", "match"), REFUSED["gguf"], ids=str)
@@ -236,8 +236,8 @@ def test_damaged_files(theirs, tmp_path):
         refused(file, match)
 
 
-@pytest.mark.parametrize("count", [1 << 20, 1 << 60, (1 << 64) - 1])
-@pytest.mark.parametrize("kind", [0, 4, 8, 9, 77])
+@pytest.mark.parametrize("count", [1 << 20, (1 << 64) - 1])
+@pytest.mark.parametrize("kind", [4, 8, 9, 77])
 def test_hostile_lengths(count, kind, tmp_path):
     """A length beyond the file is refused at once, whatever it counts."""
     file = tmp_path / "m.gguf"

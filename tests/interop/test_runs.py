@@ -30,9 +30,8 @@ def save(folder, **changes):
     tokenizer = train_tokenizer(HuggingFaceSettings(vocab_size=IDS), [TEXT])
     content = json.loads(tokenizer.content) | {"post_processor": None}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|begin_of_text|>", "bos_token": None})
-    )
+    symbols = {"eos_token": "<|begin_of_text|>", "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(symbols))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
     return theirs
 
@@ -76,8 +75,6 @@ def test_generate_and_load(theirs, call, capsys):
     options = ["--prompt", "the quick brown", "--greedy", "--tokens", "12"]
     call(generate.main, "hf:small", *options)
     assert capsys.readouterr().out == expected + "\n"
-    # past the trained length of 64
-    assert len(sextant.generate("hf:small", "the quick brown", tokens=90, temperature=0)) == 1
 
 
 def test_extension_run(theirs, tmp_path):
@@ -118,8 +115,6 @@ def test_import_script(theirs, tmp_path, call):
     assert Run.open("runs/mine").load().model.vocab_size == ROWS
     with pytest.raises(InteropError, match="already exists"):
         call(import_model.main, *words)
-    with pytest.raises(InteropError, match="must begin with hf:"):
-        call(import_model.main, "small")
 
 
 def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
@@ -140,5 +135,3 @@ def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
     assert greedy(reference, ids, 3) == greedy(theirs, ids, 3)
     with pytest.raises(InteropError, match=r"hf:org/absent: .*not cached"):
         run_of("hf:org/absent")
-    with pytest.raises(InteropError, match="not a name on the Hugging Face hub"):
-        run_of("hf:no/such/folder")

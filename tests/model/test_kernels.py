@@ -1,11 +1,9 @@
 """Every attention kernel against the dense reference, and the reference against its definition."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +15,7 @@ from model.attention.weights import SOFTMAX, Normalizer
 from model.fast.biased import NAMESPACE
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
+from tests.files import table
 from tests.model import alone
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
 from tests.model.zoo import D, H, close, packed
@@ -222,7 +221,7 @@ def chosen(
     return choose(views, v, SOFTMAX, device)
 
 
-CHOICES = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text())
+CHOICES = table("model/kernels.yaml")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

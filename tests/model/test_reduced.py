@@ -1,17 +1,15 @@
 """Settings without what has no effect on short sequences: equal settings must mean equal logits."""
 
-from pathlib import Path
-
 import pytest
 import torch
-import yaml
 
 from model import TokenPositions
+from tests.files import table
 from tests.model.zoo import build, ids
 
 L0 = 16
 LENGTHS = (6, 8, 9, 16, 17, 33)
-METHODS = yaml.safe_load(Path(__file__).with_name("reduced.yaml").read_text())
+METHODS = table("model/reduced.yaml")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,11 +2,9 @@
 code, and closed forms. No table of ours is used on both sides of a comparison."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -17,6 +15,7 @@ from model import TokenPositions
 from model.position.rotation import rotate
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import Rope
+from tests.files import table
 from tests.model.alone import doubles, normal, scheme_of
 from tests.model.zoo import close
 
@@ -57,7 +56,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs, rtol=2e-6, atol=0)
 
 
-SCALINGS = yaml.safe_load(Path(__file__).with_name("scalings.yaml").read_text())
+SCALINGS = table("model/scalings.yaml")
 
 
 @pytest.mark.parametrize(("name", "keys", "sizes"), SCALINGS)

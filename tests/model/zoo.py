@@ -11,7 +11,6 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ import yaml
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 from model.model_settings import without_pattern_scheme
 from model.position import PositionalScheme
+from tests.files import ROOT, table
 
 H = 6
 G = 3
@@ -33,11 +33,7 @@ T = 19
 WINDOW = 5
 
 
-def _read(name: str) -> dict:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text())
-
-
-EXTRAS: dict[str, dict[str, dict]] = _read("variants.yaml")
+EXTRAS: dict[str, dict[str, dict]] = table("model/variants.yaml")
 _NEAR = {"name": "rope", "window": 4, "theta": 100.0}
 _PATTERNS = {f"pattern-{name}": {"near": _NEAR, "far": {"name": name}} for name in SCHEMES}
 
@@ -57,7 +53,7 @@ def _cases() -> dict[str, dict]:
 CASES = _cases()
 
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "mixer"
+CONFIGS = ROOT / "configs" / "mixer"
 RECURRENT = ("retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "kda")
 SMALL_RANKS = {"decay_rank": 7, "gate_rank": 8}
 
@@ -69,7 +65,7 @@ def _recurrent(name: str) -> dict:
     return {**mixer, **ranks, "chunk": 4, "value_dim": 12}
 
 
-_MIXERS = _read("mixers.yaml")
+_MIXERS = table("model/mixers.yaml")
 LINEAR: dict[str, dict] = _MIXERS["linear"]
 GATED: dict[str, dict] = _MIXERS["gated"]
 MIXER_CASES: dict[str, dict] = LINEAR | GATED | _MIXERS["others"]

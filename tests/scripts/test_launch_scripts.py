@@ -2,13 +2,11 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from errors import RANK_LOST, REQUEUE
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.files import ROOT
 
 STANDINS = {
     # Two nodes with tasks 3 and 1; the arguments of srun, and the highest status of its tasks.

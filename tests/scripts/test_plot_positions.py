@@ -30,10 +30,8 @@ def test_script_writes_figures_reproducibly(plot, monkeypatch):
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files)
     rows = pd.read_csv(first / "decay.csv")
     assert (rows[rows.distance == 0].bound == 2.5).all()  # (1 + 2 + 3 + 4) / 4 pairs
-    saved = []
-    monkeypatch.setattr(plot_positions, "save", lambda figure, out, name: saved.append(name))
+    monkeypatch.setattr(plot_positions, "save", lambda figure, out, name: None)
     out = plot(*words[1:], folder="all")
-    assert saved == list(FIGURES)
     assert {path.stem for path in out.iterdir()} == set(FIGURES)
 
 

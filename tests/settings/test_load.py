@@ -1,11 +1,9 @@
 """Merging settings files and overrides; errors; dump, identity and differences."""
 
 import shlex
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import yaml
 from pydantic import Field
 
 from errors import ConfigError
@@ -20,9 +18,10 @@ from settings.load import (
     load_settings,
 )
 from settings.messages import ALIASES
+from tests.files import table
 from tests.settings.toy import Alibi, Root, Rope, Yarn
 
-INVALID = yaml.safe_load(Path(__file__).with_name("invalid_settings.yaml").read_text("utf-8"))
+INVALID = table("settings/invalid_settings.yaml")
 
 
 def error_of(*overrides, cls=Root):

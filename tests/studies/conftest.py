@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from studies.report import study_report
+from tests.files import ROOT
 from tests.training.conftest import corpus, prepared_root  # noqa: F401
-
-ROOT = Path(__file__).resolve().parents[2]
 
 BASE = """
 train_length: 24

@@ -25,8 +25,8 @@ from settings.load import load_settings
 from studies.grid import cells_of
 from studies.options import study_of
 from studies.running.plan import StudyPlanner
+from tests.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*(ROOT / "configs/studies").glob("*.yaml"), *(ROOT / "configs/claims").glob("*")]

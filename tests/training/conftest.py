@@ -6,12 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.files import ROOT, table
 from tests.training.tiny import trained
 
-ROOT = Path(__file__).resolve().parents[2]
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REFUSED = table("training/refused.yaml")
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,8 @@ from data.preparation import prepare as preparation
 from data.sampling.batches import BatchSampler
 from errors import TrainingError
 from model import ContextShard
+from tests.files import ROOT
 from tests.processes import free_port, wait_until
-from tests.training.conftest import ROOT
 from tests.training.tiny import logged_steps
 from training import parallel
 from training.metrics import Metrics

@@ -28,7 +28,7 @@ from run_directory.training_settings import CheckpointSettings
 from run_directory.weights import load_weights, weights_of
 from tests.processes import ScriptProcess
 from tests.training.net import Net, RecordingConsole, save, state_of, trained, update
-from tests.training.tiny import FILES
+from tests.training.tiny import FILES, same
 
 
 def bits(state):
@@ -41,10 +41,7 @@ def bits(state):
 
 
 def assert_same(a, b):
-    ours = bits(a)
-    theirs = bits(b)
-    assert ours.keys() == theirs.keys()
-    assert all(theirs[key].equal(tensor) for key, tensor in ours.items())
+    assert same(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("optimizer", [AdamWSettings(), MuonSettings()], ids=lambda s: s.name)

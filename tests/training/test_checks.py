@@ -13,7 +13,8 @@ from run_directory.position_overrides import make_model, meta_model
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import ValidationSettings
 from settings.load import load_settings
-from tests.training.conftest import REFUSED, ROOT
+from tests.files import ROOT
+from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
 from training import dry_run, hardware, memory
 from training.checks import check_model, check_processes

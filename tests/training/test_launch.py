@@ -1,7 +1,5 @@
 """The launcher's environment against the settings and the processes that run."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import nullcontext
 
@@ -12,7 +10,8 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from errors import TrainingError
 from run_directory.training_settings import TrainingSettings
-from tests.training.conftest import REFUSED, ROOT
+from tests.files import ROOT
+from tests.training.conftest import REFUSED
 from training.launch import check_devices, check_launch, check_world
 
 CONFIGS = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
@@ -60,17 +59,6 @@ def environment_of(overrides: list[str]) -> tuple[dict[str, str], int]:
         started = int(options.nproc_per_node) * options.num_machines
         return environment | {"WORLD_SIZE": str(started)}, started
     return prepare_simple_launcher_cmd_env(options)[1], 1
-
-
-def test_accelerate_requests_several_processes_on_a_cpu_and_starts_one(monkeypatch):
-    """What `check_world` relies on, by accelerate's own launcher."""
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    environment, started = environment_of(["--cpu", "--num_processes", "2", "train.py"])
-    with pytest.raises(TrainingError, match="--cpu"):
-        check_world(PLAIN, environment, started)
-    environment, started = environment_of(["--cpu", "--num_processes", "1", "train.py"])
-    check_world(PLAIN, environment, started)
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)

@@ -1,15 +1,13 @@
 """Which position overrides a trained checkpoint accepts: the specification's table, row by row."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from errors import ConfigError, TrainingError
 from model import ModelError
 from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides
+from tests.files import table
 
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
@@ -18,7 +16,7 @@ PATTERN = [
     "model.pattern=[near, near, far]",
     "model.kinds={near: {position: {name: rope, window: 8}}, far: {position: {name: none}}}",
 ]
-TABLE = yaml.safe_load(Path(__file__).with_name("position_overrides.yaml").read_text("utf-8"))
+TABLE = table("training/position_overrides.yaml")
 
 
 def methods(cells: list[str]) -> list[list[str]]:

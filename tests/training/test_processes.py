@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -34,8 +33,9 @@ from run_directory.run_settings import RunSettings
 from run_directory.training_settings import TrainingSettings
 from run_directory.weights import is_sharded, load_weights, weights_of
 from settings.load import load_settings
+from tests.files import ROOT
 from tests.processes import ScriptProcess, free_port
-from tests.training.conftest import ROOT, environment
+from tests.training.conftest import environment
 from tests.training.curves import CLIP, Training, afresh, shared
 from tests.training.net import SKIP
 from tests.training.ranks import BUSY, HOST_TIMEOUT, TIMEOUT
@@ -540,7 +540,6 @@ def test_dry_run_prints_communication_of_each_stage(corpus):
         for windows in ("8 × 12", "4 × 24")
         for operation in ("all-gather", "reduce-scatter")
     ]
-    assert "training FLOPs, each device" in printed
 
 
 def test_processes_that_cannot_be_simulated_are_refused(monkeypatch):
@@ -589,8 +588,6 @@ def test_two_processes_match_single_process(exact, tmp_path):
     manifest = Run(tmp_path / "two").manifest
     parallel = manifest["attempts"][-1]["parallel"]
     assert (parallel["processes"], parallel["kind"]) == (2, "MULTI_CPU")
-    assert [rank["host"] for rank in parallel["ranks"]] == [socket.gethostname()] * 2
-    assert len(manifest["data_hash"]) == len(manifest["valid_hash"]) == 64
     assert (tmp_path / "two" / manifest["exposure"]).exists()
 
 

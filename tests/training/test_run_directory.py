@@ -20,7 +20,7 @@ from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.weights import weights_of
 from settings.load import apply_overrides, identity, load_settings
-from tests.training.conftest import ROOT
+from tests.files import ROOT
 
 WORDS = [
     "train_length=32",
@@ -227,17 +227,13 @@ def test_edited_model_settings_are_rejected(run, settings, old, new):
 
 def test_runs_of_an_earlier_version_load_with_a_note(run, settings, capsys):
     """... without the hash of the model's settings, and without a field that was added since."""
-    model = fill(run, settings)
+    fill(run, settings)
     edit(run / "settings.yaml", "  norm_eps: 1.0e-05\n", "")
     manifest = about(run)
     del manifest["model_hash"]
     write_json(run / MANIFEST, manifest)
-    assert same_weights(Run.open(run).load().model, model)
+    assert Run.open(run).load().settings == settings
     assert "not verified" in capsys.readouterr().err
-    free = apply_overrides(settings, ["training.log_interval=3"])
-    resume(run, free)
-    assert Run.open(run).load().settings == free and len(about(run)["model_hash"]) == 1
-    assert "not verified" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("write", [0, 1, 2])
@@ -280,7 +276,6 @@ def test_folders_that_cannot_be_loaded(run, settings, tmp_path):
     for change, message in (
         ({"tokenizer_hash": "f" * 64}, "not the tokenizer of this run"),
         ({"vocab_size": "9"}, "manifest.json: vocab_size "),
-        ({"mixture": 3}, "manifest.json: mixture "),
     ):
         write_json(run / MANIFEST, manifest | change)
         refused(run, message)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,7 +205,7 @@ def test_evaluation_and_generation_use_the_average_by_default(runs, tmp_path, mo
 def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
     overrides, tmp_path, monkeypatch, capsys
 ):
-    """... under a clock that jumps by hours, to and fro, with a mirror that cannot be reached."""
+    """... under a clock that jumps by hours, to and fro, without the package of the mirror."""
     overrides += ["training.checkpoint.interval=4", "training.samples.prompts=[]"]
     plain = tmp_path / "plain"
     folder = tmp_path / "policy"
@@ -215,15 +214,10 @@ def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
     looks = iter(range(10**9))
     jumps = (0.0, 7200.0, -7200.0, 86_400.0, 3600.0)  # as many as no number of steps divides
     monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % len(jumps)])
-
-    def init(**_):
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
     policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8}"]
     assert trained(*overrides, *policy, "training.wandb.mode=online", "--run-dir", folder) == 0
-    output = capsys.readouterr().err
-    assert "wandb is disabled; training continues" in output and "no route to host" in output
+    assert "training continues" in capsys.readouterr().err
     assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
     assert all(files_of(folder, step) == files_of(plain, step) for step in (8, 12))
     metrics = read_metrics(folder / "metrics.jsonl")

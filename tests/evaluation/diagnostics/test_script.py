@@ -1,6 +1,5 @@
 """evaluate.py with protocol=attention and protocol=generation on a run directory, end to end."""
 
-import json
 import math
 
 import numpy as np
@@ -16,6 +15,7 @@ from model import TokenPositions
 from run_directory.console import Console
 from tests.evaluation.conftest import MemoryModel
 from tests.evaluation.test_evaluate_script import SMALL, call, make_run, root  # noqa: F401
+from tests.files import results_of
 
 ATTENTION = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2"]
 ATTENTION += ["windows=9", "methods=[trained,truncate,yarn]"]
@@ -40,7 +40,7 @@ def report(root, monkeypatch):  # noqa: F811
         figures = {path.stem for path in folder.glob("*.png")}
         for path in folder.glob("*.png"):
             path.unlink()
-        return figures, json.loads((folder / "results.json").read_text())
+        return figures, results_of(folder)
 
     return run
 

@@ -15,7 +15,7 @@ from evaluation.reports.charts import (
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.figures import FAINT, INK, FigureText, Panel, panels
+from evaluation.reports.figures import FAINT, FigureText, Panel, panels
 from evaluation.results_table import ResultRow
 from tests.artists import (
     assert_shows,
@@ -101,21 +101,6 @@ def test_exposure_is_drawn_by_tokens_of_context(first):
     assert [x for x, _ in at][:4] == [1, 2, 3, 4]
     assert at[-1] == apart[-1] == (64, pytest.approx(1 / 64))
     assert [y for _, y in apart[:3]] == pytest.approx([1, 63 / 64, 62 / 64])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_colors_go_to_the_lines_that_are_best_at_the_longest_length(seed):
-    """Sixteen lines that end at different lengths, in any order; short ones have the lowest
-    losses."""
-    last = [(64, 0.1 + n / 100) for n in range(4)] + [(128, 1.0), (128, 0.9)]
-    last += [(256, 3.0 + n / 10) for n in range(10)]
-    order = np.random.default_rng(seed).permutation(len(last))
-    rows = [ResultRow(f"{last[i]}", "nll", last[i][1], last[i][0]) for i in order]
-    styles = styles_of(["ink", *(row.variant for row in rows)], "ink", rows)
-    colored = {name for name, style in styles.items() if style.color not in (FAINT, INK)}
-    assert colored == {*(f"{end}" for end in last[6:]), f"{(128, 0.9)}"}
-    assert len({styles[name] for name in colored}) == 11
-    assert styles["ink"].color == INK
 
 
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]

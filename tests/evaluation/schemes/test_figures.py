@@ -1,7 +1,5 @@
 """Figures of schemes: numbers against closed forms, and layout."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

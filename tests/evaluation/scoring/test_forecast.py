@@ -15,9 +15,8 @@ from evaluation.scoring import forecast
 from evaluation.scoring.forecast import blocks_at_once, choose_batch, fit_pace
 from model import ModelSettings, Transformer
 from model.devices import free_memory
+from tests.files import ROOT
 from tests.model.zoo import CASES, TRAIN, V, settings_of
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def zoo_model(case):

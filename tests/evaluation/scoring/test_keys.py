@@ -25,7 +25,7 @@ NUMBERS = {
     "windows_per_document": (5, "by-position"),
     "ngram": (3, "fixed-targets"),
 }
-BY_HASH = {
+BY_HASH = [
     "targets_by",
     "store",
     "split",
@@ -34,13 +34,21 @@ BY_HASH = {
     "methods",
     "protocol",
     "contamination",
-}
+]
 # What is derived from the numbers, which cells there are, and limits of the machine.
-OTHERS = {
-    *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
+OTHERS = [
+    "folder",
+    "confidence",
+    "memory",
+    "least_documents",
+    "shorten",
+    "unreachable",
+    "matrix",
     "exposure",
-    *("tolerance", "batch", "context"),
-}
+    "tolerance",
+    "batch",
+    "context",
+]
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
 REPEATED = {"targets_by": "repetition", "ngram": 4}
 
@@ -62,7 +70,7 @@ def session(subject, tmp_path):
 
 
 def test_every_setting_is_classified():
-    assert NUMBERS.keys() | BY_HASH | OTHERS == EvaluationSettings.model_fields.keys()
+    assert {*NUMBERS, *BY_HASH, *OTHERS} == EvaluationSettings.model_fields.keys()
 
 
 def options_of(protocol):

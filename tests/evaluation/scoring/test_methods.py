@@ -1,8 +1,6 @@
 """Every built-in method changes the loss of a run that supports it, equally with and without a
 cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,6 +1,5 @@
 """Exact match of task items on symbols: against generated answers, and from training to report."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, Transformer
 from run_directory.run import Run
+from tests.files import results_of
 
 COUPLED = {"name": "addition", "positions": "coupled", "order": "reversed_answer"}
 CASES = [
@@ -164,13 +164,13 @@ def run(tmp_path_factory) -> Path:
 
 
 def report_of(run: Path, name: str) -> dict:
-    return json.loads((run / "evaluation" / name / "results.json").read_text())
+    return results_of(run / "evaluation" / name)
 
 
 def test_run_is_evaluated_at_lengths_of_problems(run, capsys):
     call(evaluate_script, run, "protocol=tasks", "lengths=[[2,6],9,12]", "items=20", "folder=one")
     report = report_of(run, "one")
-    assert report["lengths"] == [[2, 6], [9, 9], [12, 12]] and report["task"] == "addition"
+    assert report["lengths"] == [[2, 6], [9, 9], [12, 12]]
     assert [cell["length"] for cell in report["cells"]] == [6, 9, 12]
     assert all(len(cell["unit_exact"]) == 20 for cell in report["cells"])
     assert report["methods"].keys() == {"trained"}  # no item is cut

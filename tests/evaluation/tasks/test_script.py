@@ -1,12 +1,12 @@
 """evaluate.py protocol=tasks on run directories, end to end."""
 
-import json
 from itertools import product
 
 import pytest
 
 from errors import EvaluationError
 from tests.evaluation.test_evaluate_script import call, make_run
+from tests.files import results_of
 
 PASSKEY = "{name: passkey, haystack: {name: filler}, queries: 3}"
 SOURCES = {
@@ -23,9 +23,8 @@ def root(tmp_path_factory):
     for i in range(16):
         (root / "text" / f"{i:02}.txt").write_text(f"Chapter {i}. The road went on and on. " * 20)
     for name, source in SOURCES.items():
-        source = source.replace("TEXT", str(root / "text"))
         sizes = ["train_length=128", "data.valid_fraction=0.5"]
-        make_run(root, name, "model.position.name=rope", *sizes, f"data.source={source}")
+        make_run(root, name, "model.position.name=rope", *sizes, source=source)
     return root
 
 
@@ -38,7 +37,7 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(root, capsys):
     out, err = capsys.readouterr()
     assert "\nAbove chance (33.3%) at 160 tokens: " in out and "forecast: 4 cells" in err
     folder = root / "items" / "evaluation" / "first"
-    report = json.loads((folder / "results.json").read_text())
+    report = results_of(folder)
     assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1
     assert report["haystack"].startswith("filler, ")
     assert report["unit_count"] == 6
@@ -55,11 +54,11 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(root, capsys):
 
 def test_haystacks_use_own_validation_data(root, capsys):
     assert call(root / "text", *SMALL, "task.name=needle", "folder=needle") == 0
-    report = json.loads((root / "text" / "evaluation" / "needle" / "results.json").read_text())
+    report = results_of(root / "text" / "evaluation" / "needle")
     assert report["haystack"].endswith("/valid") and report["units"]["names"][0].endswith(".txt")
     assert len(report["units"]["names"]) == 6
     assert call(root / "text", *SMALL, "task.name=recall", "folder=recall") == 0
-    report = json.loads((root / "text" / "evaluation" / "recall" / "results.json").read_text())
+    report = results_of(root / "text" / "evaluation" / "recall")
     assert report["chance"] == 0.25 and report["unit"] == "item"
     for words, message in (
         (["task.name=parity"], "was not trained on parity"),

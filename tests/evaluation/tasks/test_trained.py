@@ -1,14 +1,12 @@
 """The shipped pass-key configuration trains a model from scratch that retrieves pass keys."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 import evaluate
 import train
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.files import ROOT, results_of
 
 
 @pytest.mark.slow
@@ -20,7 +18,7 @@ def test_trained_model_retrieves_passkeys(tmp_path, monkeypatch):
     tasks = ROOT / "configs" / "tasks"
     train.main([str(tasks / "train_passkey.yaml"), "--run-dir", "passkey"])
     evaluate.main(["passkey", str(tasks / "train_passkey_evaluation.yaml")])
-    found = json.loads(Path("passkey/evaluation/passkey/results.json").read_text())
+    found = results_of(Path("passkey/evaluation/passkey"))
     assert found["items"] >= 400
     assert found["chance"] == 0.25
     cells = {(cell["method"], cell["length"]): cell for cell in found["cells"]}

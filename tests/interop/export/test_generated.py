@@ -164,12 +164,8 @@ def test_beam_search_with_and_without_a_cache(wrapper):
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
     for attention_mask in (None, mask):
-        options = {
-            "attention_mask": attention_mask,
-            "num_beams": 3,
-            "max_new_tokens": 6,
-            "pad_token_id": 0,
-        }
+        options = {"attention_mask": attention_mask, "num_beams": 3, "max_new_tokens": 6}
+        options["pad_token_id"] = 0
         cached, recomputed = (wrapper.generate(ids, use_cache=c, **options) for c in (True, False))
         assert cached.tolist() == recomputed.tolist()
 

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from errors import ConfigError, StudyError
 from settings.load import load_settings
@@ -13,11 +12,11 @@ from studies.claims.claim_results import read_rows, verdict_of
 from studies.claims.claim_run import Claim, commit_of
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.command import load_claims
+from tests.files import ROOT, table
 from tests.studies.claims.recomputed import verdict
 from tests.studies.forks import call
 
-ROOT = Path(__file__).resolve().parents[3]
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REFUSED = table("studies/claims/refused.yaml")
 COMMITTED = sorted((ROOT / "docs/results/claims").glob("*/results.csv"))
 CLAIM = """
 statement: Twice the length is worse.

@@ -38,30 +38,38 @@ def solved(*counts: int, n: int = 16, delta: float = 0.25, **more) -> PrimaryCom
 
 
 @pytest.mark.parametrize(
-    ("primaries", "verdict"),
+    ("means", "more", "verdict"),
     [
-        ([comparison(*around(0.6))], REPRODUCED),
-        ([comparison(*around(0.6)), comparison(*around(0.7))], REPRODUCED),
-        ([comparison(*around(0.6)), comparison(*around(0.4))], REFUTED),
-        ([comparison(*around(-0.6))], REFUTED),
-        ([comparison(*around(0.5))], SIGN_ONLY),
-        ([comparison(*around(0.6)), comparison(*around(0.5))], SIGN_ONLY),
-        ([comparison(*around(0.5, spread=0.3))], INCONCLUSIVE),
-        ([comparison(*around(0.1), difference=False)], REPRODUCED),
-        ([comparison(*around(-0.6), difference=False)], REFUTED),
-        ([comparison(*around(0.6), difference=False)], REFUTED),
-        ([comparison(*around(-0.5), difference=False)], INCONCLUSIVE),
-        ([comparison(*around(0.6), error=1.0)], INCONCLUSIVE),  # the evaluation is too noisy
-        ([solved(16, 0)], REPRODUCED),
-        ([solved(16, 8)], INCONCLUSIVE),
-        ([solved(0, 16)], REFUTED),
-        ([solved(16, delta=0.75)], REPRODUCED),
-        ([solved(8, delta=0.75)], SIGN_ONLY),
-        ([solved(3, delta=0.75)], REFUTED),
+        ([0.6], {}, REPRODUCED),
+        ([0.6, 0.7], {}, REPRODUCED),
+        ([0.6, 0.4], {}, REFUTED),
+        ([-0.6], {}, REFUTED),
+        ([0.5], {}, SIGN_ONLY),
+        ([0.6, 0.5], {}, SIGN_ONLY),
+        ([0.1], {"difference": False}, REPRODUCED),
+        ([-0.6], {"difference": False}, REFUTED),
+        ([0.6], {"difference": False}, REFUTED),
+        ([-0.5], {"difference": False}, INCONCLUSIVE),
+        ([0.6], {"error": 1.0}, INCONCLUSIVE),  # the evaluation is too noisy
     ],
 )
-def test_verdicts(primaries, verdict):
-    assert decide(primaries) == verdict
+def test_verdicts(means, more, verdict):
+    assert decide([comparison(*around(mean), **more) for mean in means]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("counts", "delta", "verdict"),
+    [
+        ([16, 0], 0.25, REPRODUCED),
+        ([16, 8], 0.25, INCONCLUSIVE),
+        ([0, 16], 0.25, REFUTED),
+        ([16], 0.75, REPRODUCED),
+        ([8], 0.75, SIGN_ONLY),
+        ([3], 0.75, REFUTED),
+    ],
+)
+def test_verdicts_of_solved_seeds(counts, delta, verdict):
+    assert decide([solved(*counts, delta=delta)]) == verdict
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.0125])

@@ -76,7 +76,6 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert plot_run.main() == 0
     assert "tokenizers differ" in capsys.readouterr().err
     assert out.stat().st_size > 10_000
-    assert out.with_suffix(".svg").exists()
     rows = pd.read_csv(out.with_suffix(".csv"), dtype={"length": str}, keep_default_na=False)
     values = rows.set_index(["run", "measure", "length", "step"]).value
     assert float(values["a/run", "loss", "", 40]) == 0.2
@@ -85,7 +84,6 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert values["a/run", "forked", "", 20] == "stem"
     axes = training_figure([read_curves(folders[0], "one", 0.02)]).axes
     assert [end[:2] for end in ends(axes[0])] == [("one", "0.200")]
-    assert ("one, 16 (1 × L0)", "2.000") in [end[:2] for end in ends(axes[1])]
     assert 2 < axes[0].get_ylim()[1] < 8  # the first tenth of the tokens is clipped
 
 

@@ -1,7 +1,6 @@
 """From a study file to cells: what is expanded, left out, and rejected."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,8 +16,9 @@ from settings.load import dump, load_settings
 from studies.grid import cells_of, running_order
 from studies.running.plan import StudyPlanner
 from studies.study_settings import StudySettings
+from tests.files import table
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REFUSED = table("studies/running/refused.yaml")
 TEXT = """
 base: [base.yaml, training.tokens=1M]
 grid:
