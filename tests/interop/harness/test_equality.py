@@ -45,8 +45,10 @@ def test_requests_of_every_kind(batch, bos, tmp_path):
         ("loglikelihood_rolling", [(TEXT * 8,), ("a",), (TEXT[:60],)]),
         ("generate_until", [(prompt, GREEDY) for prompt in PROMPTS]),
     ):
-        requests = instances(kind, *arguments)
-        found, expected = (getattr(lm, kind)(requests, disable_tqdm=True) for lm in (ours, theirs))
+        found, expected = (
+            getattr(lm, kind)(instances(kind, *arguments), disable_tqdm=True)
+            for lm in (ours, theirs)
+        )
         if kind != "generate_until":
             expected = [pytest.approx(value, rel=1e-5) for value in expected]
         assert found == expected
