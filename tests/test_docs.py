@@ -100,7 +100,8 @@ def test_walkthrough_in_a_copy_of_the_tree(tmp_path):
     position = "model.position.name=root"
     text = ["--data", "texts", "data.tokenizer={name: bytes}", "data.valid_fraction=0.5"]
     train = ["train.py", "configs/tiny.yaml", position, *text, *MINIATURE, "--run-dir", "run"]
-    assert status(*train) == 0 and status("train.py", "--help", "root") == 0
+    assert status(*train) == 0
+    assert status("train.py", "--help", "root") == 0
     changed = "model.position.stretch=2"
     assert status("generate.py", "run", "--prompt", "text", "--tokens", "4", changed) == 0
 
@@ -109,7 +110,8 @@ def example(name, folder, monkeypatch) -> Transformer:
     file = folder / f"{name}.py"
     file.write_text(EXAMPLES[name], encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"{name}_example", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     title = name.title().replace("_", "")

@@ -278,4 +278,5 @@ def test_no_todo_comments():
 def test_the_pinned_torch_is_the_one_whose_internals_tests_patch():
     """Tests of the GPU path are skipped for any other release."""
     pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned is not None and pinned[1].startswith(f"{PATCHED}.")
+    assert pinned is not None
+    assert pinned[1].startswith(f"{PATCHED}.")

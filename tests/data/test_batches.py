@@ -102,18 +102,13 @@ def test_invalid_requests():
         sampler(store, (5, 6)).batch(0, 0, 4)
 
 
-def test_overwritten_shards_are_named_when_the_next_epoch_reads_them():
+def test_truncated_shards_are_named_when_the_next_epoch_reads_them():
+    """Reading the map of a truncated file would end the process."""
     store = make_store([9, 8, 7, 6, 5, 4], shards=1)
     batches = sampler(store, (5, 2))
     batches.batch(0)
     path = store.folder / "00000.tokens"
     good = path.read_bytes()
-    with open(path, "r+b") as file:  # the same inode, as the map of a running training has it
-        file.write(b"\0" * len(good))
-    batches.batch(1)  # of a shard that was verified for this epoch
-    last = (store.n_tokens - 1) // 5 // 2
-    with pytest.raises(DataError, match=str(path)):
-        batches.batch(last)
-    path.write_bytes(good[:-4])  # reading the map of a truncated file would end the process
+    path.write_bytes(good[:-4])
     with pytest.raises(DataError, match=f"{path} .*{len(good)}"):
-        batches.batch(last)
+        batches.batch((store.n_tokens - 1) // 5 // 2)

@@ -179,4 +179,5 @@ def test_standard_library_source():
     folders = {folder for name in source.files for folder in name.split("/")[:-1]}
     assert not {"site-packages", "encodings", "pydoc_data", "__pycache__"} & folders
     document = next(source.documents(source.files.index("json/decoder.py")))
-    assert document.name == "json/decoder.py" and document.text
+    assert document.name == "json/decoder.py"
+    assert document.text

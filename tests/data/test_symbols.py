@@ -146,7 +146,8 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
             assert np.array_equal(row.position[0, :n], given + start * (given > 0))
             assert row.position.max() <= 30
             starts[purpose].add(start)
-    assert len(starts["training"]) > 15 and starts["evaluation"] == {0}
+    assert len(starts["training"]) > 15
+    assert starts["evaluation"] == {0}
     assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
     item = items.item(3)

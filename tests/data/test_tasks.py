@@ -82,7 +82,8 @@ def test_reference_solver_agrees(task, tokenizer):
             right, rivals = solve(task.name, prompt)
             others = [tokenizer.decode(other) for other in item.others]
             assert answer == right
-            assert others and len(set(others)) == len(others)
+            assert others
+            assert len(set(others)) == len(others)
             assert set(others) <= rivals - {right}
             assert {len(other) for other in item.others} == {len(item.answer)}
             size = len(item.prompt) + len(item.answer)

@@ -12,7 +12,8 @@ from model import TokenPositions
 def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     store = make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6)
     monitor = text_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
-    assert monitor.lengths == [16, 32, 64] and monitor.note == ""
+    assert monitor.lengths == [16, 32, 64]
+    assert monitor.note == ""
     model = sharp().train()
     first = monitor.measure(model)
     assert monitor.measure(model) == first
@@ -51,7 +52,8 @@ def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkey
             with pytest.raises(InterruptedError):
                 monitor.measure(model, "cpu", rank, world, leave)
             counts.append(len(passes))
-        assert len(set(counts)) == 1 and counts[0] == len(monitor.lengths) * -(-5 // world)
+        assert len(set(counts)) == 1
+        assert counts[0] == len(monitor.lengths) * -(-5 // world)
         owned = [np.isfinite(mine[16]).sum() for mine in held]
         assert sum(owned) == 9 * 6 > max(owned)
         assert monitor.measure(model, "cpu", 0, world, lambda mine, held=held: held) == alone
@@ -68,13 +70,16 @@ def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
     fine = monitor.measure(model)
     model.forward = breaks
     found = monitor.measure(model)
-    assert np.isnan(found[32][0]) and found[32][1] == 54
-    assert found[16] == fine[16] and found[64] == fine[64]
+    assert np.isnan(found[32][0])
+    assert found[32][1] == 54
+    assert found[16] == fine[16]
+    assert found[64] == fine[64]
 
 
 def test_lengths_with_few_documents_are_skipped_with_warning(make_store):
     monitor = text_targets(make_store([90] * 7 + [300] * 3), [16, 64, 128], targets=6, spans=10)
-    assert monitor.lengths == [16, 64] and "only 3 of 10" in monitor.note
+    assert monitor.lengths == [16, 64]
+    assert "only 3 of 10" in monitor.note
     few = text_targets(make_store([300, 40]), [16, 32, 128], targets=6, spans=10)
     assert few.lengths == [16, 32]
     with pytest.raises(EvaluationError, match="longest usable length is 30"):

@@ -60,7 +60,8 @@ def test_launched_processes_write_same_files_as_one(root, capsys):  # noqa: F811
         assert (nll == expected_cells[name]).all()
     # One process speaks: the same lines as that of one.
     assert out == printed.out.replace(str(alone), str(shared))
-    assert errors.count("forecast:") == 1 and errors.count("evaluating: done") == 1
+    assert errors.count("forecast:") == 1
+    assert errors.count("evaluating: done") == 1
 
 
 @pytest.mark.slow
@@ -78,4 +79,5 @@ def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # 
     process.communicate(timeout=120)
     assert process.returncode != 0
     assert not subprocess.run(["pgrep", "-f", str(run)], capture_output=True, check=False).stdout
-    assert list(cells.glob("*.npz")) and not (run / "evaluation" / "one").exists()
+    assert list(cells.glob("*.npz"))
+    assert not (run / "evaluation" / "one").exists()

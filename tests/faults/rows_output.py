@@ -25,7 +25,8 @@ def trains_into_a_closed_pipe(folder: Path, overrides: list[str]) -> Result:
     os.mkfifo(pipe := folder / "pipe")
     process = ScriptProcess("train.py", [*overrides, "--run-dir=run"], folder, pipe, pipe)
     with open(pipe, encoding="utf-8") as reader:
-        assert reader.readline() and reader.readline()
+        assert reader.readline()
+        assert reader.readline()
     return ended(process, folder)
 
 
@@ -87,7 +88,8 @@ def loses(name: str, saves: bool, folder: Path, overrides: list[str]) -> Result:
     gone = training.run / name
     os.rename(gone, folder / "gone")  # at once, also where the training is writing into it
     result = training.result()
-    assert bool(steps_of(training.run)) == saves and training.run.exists() == saves
+    assert bool(steps_of(training.run)) == saves
+    assert training.run.exists() == saves
     return result
 
 

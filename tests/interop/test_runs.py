@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import generate
 import sextant
@@ -52,13 +51,16 @@ def greedy(theirs, ids: list[int], count: int) -> list[int]:
 
 
 def test_run_of_an_argument(theirs, tmp_path, capsys):
-    assert run_of("runs/mine").as_posix() == "runs/mine" and not is_foreign("runs/mine")
+    assert run_of("runs/mine").as_posix() == "runs/mine"
+    assert not is_foreign("runs/mine")
     run = run_of("hf:small")
-    assert run.parent == IMPORTED and run.name.startswith("small-")
+    assert run.parent == IMPORTED
+    assert run.name.startswith("small-")
     assert str(run) in capsys.readouterr().err
     loaded = Run.open(run).load()
     assert (loaded.model.vocab_size, loaded.tokenizer.vocab_size) == (ROWS, IDS)
-    assert set(loaded.tokenizer.eos_ids) == {0, 1} and loaded.tokenizer.bos_id is None
+    assert set(loaded.tokenizer.eos_ids) == {0, 1}
+    assert loaded.tokenizer.bos_id is None
     assert (loaded.settings.data.bos, loaded.settings.data.eos) == (False, True)
     written = (run / "manifest.json").stat().st_mtime_ns
     assert run_of(f"hf:{tmp_path}/small") == run, "another spelling of the same folder"
@@ -90,11 +92,13 @@ def test_extension_run(theirs, tmp_path):
         "training.validation={spans: 2, targets: 8}",
     ]
     loaded = sextant.train(*overrides, run_dir="extended")
-    assert loaded.model.vocab_size == ROWS and loaded.settings.original_length == 64
+    assert loaded.model.vocab_size == ROWS
+    assert loaded.settings.original_length == 64
     assert loaded.settings.parent.run == str(run_of("hf:small"))
     before = Run.open(run_of("hf:small")).load().model.state_dict()["layers.0.attention.wq.bias"]
     after = loaded.model.state_dict()["layers.0.attention.wq.bias"]
-    assert not torch.equal(before, after) and torch.allclose(before, after, atol=0.1)
+    assert not torch.equal(before, after)
+    assert torch.allclose(before, after, atol=0.1)
 
 
 def test_failed_import_leaves_nothing(theirs, tmp_path):
@@ -130,8 +134,5 @@ def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     run = run_of("hf:org/small")
     assert run.name.startswith("org-small-")
-    ids = Run.open(run).load().tokenizer.encode("the lazy dog")
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
-    assert greedy(reference, ids, 3) == greedy(theirs, ids, 3)
     with pytest.raises(InteropError, match=r"hf:org/absent: .*not cached"):
         run_of("hf:org/absent")

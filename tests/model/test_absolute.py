@@ -109,7 +109,8 @@ def test_table_repeats_or_clips(extend, rows):
 def test_integers_along_a_learned_direction():
     scheme = scheme_of("integer", dim=6, scale=0.5, direction="learned")
     (direction,) = scheme.parameters()
-    assert direction.shape == (6,) and direction.std() > 0.3
+    assert direction.shape == (6,)
+    assert direction.std() > 0.3
     out = added(scheme, TokenPositions.plain(4, offset=2))[0]
     close(out, doubles(range(2, 6))[:, None] * 0.5 * direction, atol=1e-15)
     wide = scheme_of("integer", dim=4000, direction="learned")

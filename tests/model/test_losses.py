@@ -43,7 +43,8 @@ def test_nll_in_chunks_matches_dense_cross_entropy(
     tokens = ids(B, T)
     targets = targets_with_holes()
     nll = net(tokens, targets=targets)
-    assert nll.shape == (B, T) and nll.dtype == torch.float64
+    assert nll.shape == (B, T)
+    assert nll.dtype == torch.float64
     logits = net(tokens)
     assert cap is None or logits.abs().max() <= cap
     log_z = logits.logsumexp(-1)
@@ -86,7 +87,8 @@ def test_initialization_depends_on_the_seed_alone(name):
         again = initialized(3)
     other = initialized(4)
     for key, value in first.items():
-        assert torch.equal(value, again[key]) and torch.isfinite(value).all()
+        assert torch.equal(value, again[key])
+        assert torch.isfinite(value).all()
         # some of a scheme's start at a constant
         if value.ndim == 2 and (value != value.flatten()[0]).any():
             assert not torch.equal(value, other[key])

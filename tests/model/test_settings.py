@@ -79,7 +79,8 @@ def test_stored_runs_of_earlier_versions_open(tmp_path):
     overrides = [f"model.pattern={new['pattern']}", f"model.kinds={new['kinds']}", "model.layers=2"]
     run = load_settings(RunSettings, [*overrides, f"training.stages=[{{duration: 9}}, {stage}]"])
     record = run.model.positions_record()
-    assert record["name"] == "pattern" and record["kinds"]["near"]["window"] == 8
+    assert record["name"] == "pattern"
+    assert record["kinds"]["near"]["window"] == 8
     stored = tmp_path / "settings.yaml"
     stored.write_text(dump(run))
     again = load_stored(RunSettings, stored)

@@ -108,4 +108,6 @@ def test_node_starts_its_processes(standins, option, config):
 )
 def test_missing_requirements_are_named(words, message):
     done = run("multi_node.sh", *words)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr

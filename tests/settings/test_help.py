@@ -46,7 +46,9 @@ def test_help_on_a_setting_and_on_a_choice():
         ("linear", "model.mixer.name=linear", "training.lr_schedule.name=linear", "model.dim"),
     ):
         names = names_in(describe_setting(RUN, word))
-        assert names[0] == first and inside in names and outside not in names
+        assert names[0] == first
+        assert inside in names
+        assert outside not in names
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

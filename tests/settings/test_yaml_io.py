@@ -17,7 +17,8 @@ def test_scalars():
         "'1e-3'": "1e-3", "[1, 2.0, a]": [1, 2.0, "a"], '[!!str 5, !!int "5", !!null ""]': ["5", 5, None],
     }.items():  # fmt: skip
         found, _ = parse_yaml(text, "word")
-        assert found == value and type(found) is type(value), text
+        assert found == value, text
+        assert type(found) is type(value), text
     # 010 is neither eight nor ten: a leading zero is text, and then a clear error
     for text in [
         "010",
@@ -101,4 +102,5 @@ def test_dump_reloads_equal(value):
 
 def test_infinities_and_nan_read_as_numbers():
     found, _ = parse_yaml("[.inf, -.inf, .nan]", "word")
-    assert found[:2] == [math.inf, -math.inf] and math.isnan(found[2])
+    assert found[:2] == [math.inf, -math.inf]
+    assert math.isnan(found[2])

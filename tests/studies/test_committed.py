@@ -87,7 +87,8 @@ def prepare_small(data: DataSettings) -> None:
     if data.tokenizer.name != "bytes":
         changes["tokenizer"] = data.tokenizer.model_copy(update={"vocab_size": 320})
     prepared = prepare(data.model_copy(update=changes), workers=1)
-    assert prepared.train.n_tokens and prepared.valid.n_tokens
+    assert prepared.train.n_tokens
+    assert prepared.valid.n_tokens
 
 
 @pytest.mark.parametrize("path", DATA)

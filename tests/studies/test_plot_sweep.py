@@ -40,7 +40,6 @@ def test_the_best_value_of_each_line_is_reported(rows, plot, tmp_path):
     text = plot(rows)
     # By hand: log2 of 0.005, 0.01, 0.04 over 0.02 is −2, −1, 1; 0.002 is the seeds' mean.
     assert "| 32 | 2.402 | 2.102 | **2.002** | 2.102 | 0.02, 0.02 |" in text
-    assert len(pd.read_csv(tmp_path / "sweep.csv")) == 32
     assert (tmp_path / "sweep.png").stat().st_size > 5_000
 
 

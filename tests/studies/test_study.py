@@ -50,12 +50,13 @@ def test_a_study_trains_evaluates_and_gathers(clean):
         run = folder / "runs" / cell["id"]
         losses = [line["loss"] for line in read_metrics(run / "metrics.jsonl", "train")]
         training = cell["training"]
-        assert len(losses) == training["steps"] == 6 and training["loss"] == losses[-1]
-        assert training["tokens"] == 6 * 8 * 24
+        assert len(losses) == training["steps"] == 6
+        assert training["loss"] == losses[-1]
         assert training["flops"] == pytest.approx(training["tokens"] * training["flops_per_token"])
         stored = results_of(run / "evaluation" / "held-out")
         measured = cell["evaluations"]["held-out"]
-        assert measured["cells"] == stored["cells"] and not set(VOLATILE) & set(measured)
+        assert measured["cells"] == stored["cells"]
+        assert not set(VOLATILE) & set(measured)
         assert measured["checkpoint_hash"] == training["checkpoint_hash"]
     # What the schemes share: the targets, although one of them ends at the trained length.
     assert len({cell["evaluations"]["held-out"]["targets_hash"] for cell in record["cells"]}) == 1
@@ -75,13 +76,16 @@ def test_a_variant_adds_its_method_to_its_scheme_only(clean):
         is_rope = cell["axes"]["scheme"] == "rope"
         methods = {"trained", "truncate", "yarn"} if is_rope else {"trained", "truncate"}
         assert {method for method, _ in nll} == methods
-        assert (nll["trained", 48] is not None) == is_rope and nll["trained", 24] > 0
+        assert (nll["trained", 48] is not None) == is_rope
+        assert nll["trained", 24] > 0
 
 
 def test_cells_of_a_seed_share_data_and_order(clean):
     record = results_of(clean[1])
     orders = [cell["training"]["data_order"] for cell in record["cells"]]
-    assert orders[0] == orders[2] and orders[1] == orders[3] and orders[0] != orders[1]
+    assert orders[0] == orders[2]
+    assert orders[1] == orders[3]
+    assert orders[0] != orders[1]
     assert [group["agree"] for group in record["checks"]["data_order"]] == [True, True]
     assert record["checks"]["equal_tokens"] is True
 

@@ -184,7 +184,8 @@ def test_factors_at_three_times_base_width():
     }
     for adjust, factor in (("original", 1.0), ("match_rms_adamw", 3**-0.5)):
         group = parameter_groups(model, MuonSettings(adjust=adjust))[0]
-        assert group["name"] == "matrices" and group["factor"] == pytest.approx(factor)
+        assert group["name"] == "matrices"
+        assert group["factor"] == pytest.approx(factor)
         assert group["weight_decay"] * group["factor"] == pytest.approx(0.1)
 
 

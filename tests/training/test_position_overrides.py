@@ -42,7 +42,8 @@ def test_valid_overrides_keep_all_weights(scheme):
     shapes = {name: weight.shape for name, weight in meta_model(root).state_dict().items()}
     for method in legal(scheme):
         asked = override(root, method)
-        assert asked != root and asked.model.position.name == scheme, method
+        assert asked != root, method
+        assert asked.model.position.name == scheme, method
         state = meta_model(asked).state_dict()
         assert {name: weight.shape for name, weight in state.items()} == shapes, method
 
@@ -56,10 +57,12 @@ def test_invalid_overrides_name_valid_settings(scheme):
             override(root, [word])
         key = word.split("=")[0]
         head, listed = str(refused.value).split(f"legal for a checkpoint trained with '{scheme}': ")
-        assert key in head and "first" not in head
+        assert key in head
+        assert "first" not in head
         assert {f"model.position.{name}" for name in listed.split(", ")} == valid
         reason = why(refused.value)
-        assert "legal for" not in reason and key.rpartition(".")[2] in reason
+        assert "legal for" not in reason
+        assert key.rpartition(".")[2] in reason
 
 
 def test_computed_overrides_and_those_outside_the_scheme_or_its_sizes():
@@ -88,7 +91,8 @@ def test_pattern_applies_override_to_every_supporting_kind():
         return schemes(override(root, [f"model.position.{word}" for word in words]))
 
     scaled = changed("scaling.name=yarn")
-    assert scaled["near"].scaling.name == "yarn" and scaled["far"] == far
+    assert scaled["near"].scaling.name == "yarn"
+    assert scaled["far"] == far
     warmer = changed("temperature={name: log_n}")
     assert warmer["near"].temperature.name == warmer["far"].temperature.name == "log_n"
     assert warmer["near"].window == 8

@@ -10,9 +10,11 @@ from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.generation import REAL, GenerationSession
 from evaluation.reports import evaluation_report
+from evaluation.reports.diagnostic_report import TEXT
 from evaluation.scoring.methods import Method
 from model import TokenPositions
 from run_directory.console import Console
+from tests.artists import labelled
 from tests.evaluation.conftest import MemoryModel
 from tests.evaluation.test_evaluate_script import SMALL, call, make_run, root  # noqa: F401
 from tests.files import results_of
@@ -22,25 +24,22 @@ ATTENTION += ["windows=9", "methods=[trained,truncate,yarn]"]
 GENERATION = ["protocol=generation", "prompts=8", "length=72", "methods=[trained,yarn]"]
 
 
-def touch(figure, folder, name):
-    """Name a figure's file without rendering it."""
-    (folder / f"{name}.svg").touch()
-    (folder / f"{name}.png").touch()
-    return folder / f"{name}.png"
-
-
 @pytest.fixture
 def report(root, monkeypatch):  # noqa: F811
-    """Evaluate `run`: the names of the figures, and results.json."""
-    monkeypatch.setattr(evaluation_report, "save", touch)
+    """Evaluate `run`: the figures by name, which are not rendered, and results.json."""
+    figures = {}
+
+    def save(figure, folder, name):
+        figures[name] = figure
+        for suffix in ("svg", "png"):
+            (folder / f"{name}.{suffix}").touch()
+        return folder / f"{name}.png"
+
+    monkeypatch.setattr(evaluation_report, "save", save)
 
     def run(*overrides):
         assert call(root / "run", *overrides, "device=cpu", "folder=a") == 0
-        folder = root / "run" / "evaluation" / "a"
-        figures = {path.stem for path in folder.glob("*.png")}
-        for path in folder.glob("*.png"):
-            path.unlink()
-        return figures, results_of(folder)
+        return figures, results_of(root / "run" / "evaluation" / "a")
 
     return run
 
@@ -49,7 +48,7 @@ def test_attention_diagnostics_end_to_end(report):
     figures, record = report(*ATTENTION)
     by_method = {"attention_by_length", "mass_by_distance"}
     by_method |= {f"{name}-yarn" for name in by_method}
-    assert figures == by_method | {"attention_by_method", "rotary_pairs"}
+    assert figures.keys() == by_method | {"attention_by_method", "rotary_pairs"}
     assert list(record["methods"]) == ["trained", "yarn"]
     assert record["mismatch"] < 1e-5
     keys = ("method", "length", "layer", "head", "measure")
@@ -70,7 +69,12 @@ def test_attention_diagnostics_end_to_end(report):
 
 def test_generation_diagnostics_end_to_end(report):
     figures, record = report(*GENERATION)
-    assert figures == {"generation", "generation-yarn"}
+    assert figures.keys() == {"generation", "generation-yarn"}
+    for axes, measure in zip(figures["generation-yarn"].axes, TEXT, strict=True):
+        for source, line in labelled(axes).items():
+            place = {"method": "yarn", "source": source, "measure": measure}.items()
+            values = [cell["value"] for cell in record["cells"] if place <= cell.items()]
+            assert [y for _, y in line] == pytest.approx(values, rel=1e-4)
     assert {c["source"] for c in record["cells"]} == {"greedy", "temperature 1", REAL}
     cells = [c for c in record["cells"] if c["measure"] == "nll" and c["source"] == REAL]
     assert len(cells) == 10

@@ -73,7 +73,8 @@ def test_angles_match_he_xu():
     drawing = drawings.angles(FigureRequest())
     before = column(drawing, "angle_radians", scheme="rope", pair=0)
     # their text, on distances 6 and 7
-    assert before[5] == 6 and before[6] == pytest.approx(0.7168, abs=5e-5)
+    assert before[5] == 6
+    assert before[6] == pytest.approx(0.7168, abs=5e-5)
     after = column(drawing, "angle_radians", scheme="he_xu", pair=0)
     assert after == pytest.approx([d * math.pi / 4096 for d in range(1, 51)], rel=1e-12)
     slow = column(drawing, "angle_radians", scheme="he_xu", pair=32)

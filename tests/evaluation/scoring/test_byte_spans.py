@@ -86,7 +86,8 @@ def test_tokens_tile_one_byte_range_at_word_boundaries(alphabet, bos):
         spans = []
         for run in runs:
             windows = run.plan.windows[length]
-            assert (windows.end > LENGTHS[-1]).all() and (windows.inputs == length).all()
+            assert (windows.end > LENGTHS[-1]).all()
+            assert (windows.inputs == length).all()
             pieces = run.tokenizer.pieces
             of_run = []
             for document, end, keep in zip(
@@ -99,7 +100,8 @@ def test_tokens_tile_one_byte_range_at_word_boundaries(alphabet, bos):
                 of_run.append((document, before, tokens))
             spans.append(of_run)
             assert run.plan.span_bytes.tolist() == [len(tokens) for *_, tokens in of_run]
-        assert spans[0] == spans[1] == spans[2] and len(spans[0]) > 7
+        assert spans[0] == spans[1] == spans[2]
+        assert len(spans[0]) > 7
         for document, before, tokens in spans[0]:
             after = texts[document].encode()[len(before) + len(tokens) :]
             assert after[:1] in (b" ", b"") or after[0] >= 0xC0

@@ -36,7 +36,8 @@ def test_forecast_accounts_for_materialized_scores():
     for cases in KERNELS.values():
         (count,) = {blocks_at_once(zoo_model(case)) for case in cases}
         blocks.append(count)
-    assert blocks[0] == 0 and blocks == sorted(set(blocks))
+    assert blocks[0] == 0
+    assert blocks == sorted(set(blocks))
 
 
 @pytest.mark.parametrize("case", ["rope", "alibi"])

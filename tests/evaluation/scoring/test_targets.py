@@ -104,7 +104,9 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     targets = draw(text, longest=20, span=span, spans=spans)
     assert set(targets.document.tolist()) == ({0, 1} if room(20) else {1})
     ends = targets.end[targets.document == 0]
-    assert (np.diff(ends) >= span).all() and (ends >= 21).all() and (ends <= 80).all()
+    assert (np.diff(ends) >= span).all()
+    assert (ends >= 21).all()
+    assert (ends <= 80).all()
     assert not any(marks[end - span : end].any() for end in ends)
     # The document without any is drawn from as if there were none in the other.
     plain = draw(bare([80, 80]), longest=20, span=span, spans=spans)

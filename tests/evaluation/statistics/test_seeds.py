@@ -43,7 +43,9 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
 def test_too_few_seeds_or_units_are_points(a, b):
     result = compare(a, b)
     assert result.estimate == pytest.approx(a.mean() - b.mean())
-    assert math.isnan(result.low) and math.isnan(result.high) and not result.claimed
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
+    assert not result.claimed
 
 
 @pytest.mark.parametrize("family", [1, 5])

@@ -35,10 +35,12 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(root, capsys):
     methods = "methods=[trained,truncate,yarn]"
     assert call(root / "items", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
-    assert "\nAbove chance (33.3%) at 160 tokens: " in out and "forecast: 4 cells" in err
+    assert "\nAbove chance (33.3%) at 160 tokens: " in out
+    assert "forecast: 4 cells" in err
     folder = root / "items" / "evaluation" / "first"
     report = results_of(folder)
-    assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1
+    assert report["task"] == "passkey"
+    assert report["task_settings"]["queries"] == 1
     assert report["haystack"].startswith("filler, ")
     assert report["unit_count"] == 6
     cells = {(cell["method"], cell["length"]): cell for cell in report["cells"]}
@@ -55,11 +57,13 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(root, capsys):
 def test_haystacks_use_own_validation_data(root, capsys):
     assert call(root / "text", *SMALL, "task.name=needle", "folder=needle") == 0
     report = results_of(root / "text" / "evaluation" / "needle")
-    assert report["haystack"].endswith("/valid") and report["units"]["names"][0].endswith(".txt")
+    assert report["haystack"].endswith("/valid")
+    assert report["units"]["names"][0].endswith(".txt")
     assert len(report["units"]["names"]) == 6
     assert call(root / "text", *SMALL, "task.name=recall", "folder=recall") == 0
     report = results_of(root / "text" / "evaluation" / "recall")
-    assert report["chance"] == 0.25 and report["unit"] == "item"
+    assert report["chance"] == 0.25
+    assert report["unit"] == "item"
     for words, message in (
         (["task.name=parity"], "was not trained on parity"),
         ([], r"task\.name"),

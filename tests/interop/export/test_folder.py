@@ -90,7 +90,7 @@ def test_average_and_last_weights(tmp_path, call):
     ema.update(1, torch.tensor(False))
     tensors = {"model": weights_of(model), "average": ema.means}
     save_snapshot(run, Snapshot(8, tensors))
-    for choice, added in (("", 0.5), ("--weights last", 1), ("--step 7", 0)):
+    for choice, added in (("", 0.5), ("--weights last", 1)):
         out = tmp_path / f"exported {choice}"
         call(export_model.main, run, "--multiples", 1, "--out", out, *choice.split())
         found = load_file(out / "model.safetensors")["model.embed_tokens.weight"]
@@ -125,7 +125,7 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InteropError, match=r"transformers .*\[interop\]"):
         export_folder(loaded, tmp_path / "out")
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["export", "import"])

@@ -102,8 +102,10 @@ def test_holm():
 
 
 def test_one_in_eight_runs_may_fail_to_learn():
-    assert enough_learned([True] * 7 + [False]) and not enough_learned([True] * 6 + [False] * 2)
-    assert enough_learned([True] * 14 + [False] * 2) and not enough_learned([True, True, False])
+    assert enough_learned([True] * 7 + [False])
+    assert not enough_learned([True] * 6 + [False] * 2)
+    assert enough_learned([True] * 14 + [False] * 2)
+    assert not enough_learned([True, True, False])
 
 
 def rates(draw) -> dict[str, float]:

@@ -65,9 +65,11 @@ def test_the_page_is_accessible_and_needs_no_network(write):
     assert local - anchors == {"report.md", "results.csv", "results.json"}
     assert not {tag for tag, _ in page.tags} & {"script", "iframe"}
     images = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(images) == 6 and all(len(image["alt"]) > 60 for image in images)
+    assert len(images) == 6
+    assert all(len(image["alt"]) > 60 for image in images)
     heads = [attributes for tag, attributes in page.tags if tag == "th"]
-    assert heads and all(head.get("scope") in ("row", "col") for head in heads)
+    assert heads
+    assert all(head.get("scope") in ("row", "col") for head in heads)
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 

@@ -91,4 +91,5 @@ def test_losses_by_position_are_means_over_seeds(record, read):
         ("gain_at_positions", [bucket["gain"]["estimate"] for bucket in buckets]),
     ):
         row = table.get("window", metric, at=8)
-        assert row.value == pytest.approx(np.mean(values)) and row.until == 16
+        assert row.value == pytest.approx(np.mean(values))
+        assert row.until == 16

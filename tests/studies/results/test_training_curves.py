@@ -53,7 +53,8 @@ def test_the_last_line_of_a_step_counts(tmp_path):
     folder = make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step)
     run = read_curves(folder, "r", 0.02)
     losses = values(run, "loss")
-    assert list(losses) == list(range(1, 41)) and math.isnan(losses[30])
+    assert list(losses) == list(range(1, 41))
+    assert math.isnan(losses[30])
     assert [losses[step] for step in range(1, 30)] == [8 / step for step in range(1, 30)]
     held_out = run.of("held_out")[["length", "step", "value"]].to_numpy().tolist()
     assert held_out == [[16, 40, 2.0], [32, 40, 3.4]]

@@ -47,7 +47,8 @@ def test_an_interrupted_study_resumes_to_the_same_results(
     os.kill(child, number)
     status = exit_status(child)
     if number == signal.SIGKILL:
-        assert status == -signal.SIGKILL and not (tmp_path / "study" / "results.json").exists()
+        assert status == -signal.SIGKILL
+        assert not (tmp_path / "study" / "results.json").exists()
     else:
         assert status == 128 + signal.SIGINT
         assert results_of(tmp_path / "study")["cells"][0]["status"] == "pending"
