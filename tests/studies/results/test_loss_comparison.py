@@ -158,20 +158,6 @@ def test_too_few_units_or_seeds_are_points(size):
     assert not comparison.table.select("held_to") and not comparison.table.select("break_point")
 
 
-@pytest.mark.parametrize("seen", [0, 2, 9])
-def test_units_seen_in_training_are_reported_separately(seen):
-    record = results(seen=seen)
-    comparison = derived(record)
-    if seen != 2:
-        assert not comparison.table.select("gain", where="seen")
-        return
-    gain = nll_of(record, "rope", L0) - nll_of(record, "rope", 4096)
-    row = comparison.table.get("rope", "gain", 4096, "unseen")
-    assert mean_and_half(row) == pytest.approx(two_way(gain[:, 2:]))
-    row = comparison.table.get("rope", "gain", 4096, "seen")
-    assert row.value == pytest.approx(gain[:, :2].mean()) and math.isnan(row.low)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
