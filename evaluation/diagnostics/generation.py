@@ -3,7 +3,7 @@
 The true continuation is the reference. A row ends when the model generates EOS.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +14,9 @@ from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSetti
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
-from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell
 from evaluation.scoring.targets import draw_integer, draw_targets
 from evaluation.scoring.text import EvaluationText
 from generation.decoding import Generation
@@ -124,17 +123,8 @@ class GenerationSession(CellSession):
             for source in self.result.sources
         ]
 
-    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
-        """From the time of a few generated tokens."""
-        model = self.model(cells[0])
-        new = np.array([cell.keep for cell in cells if cell.role != REAL])
-        few = min(8, new.min())
-        return fit_pace(
-            lambda n: self._generate(model, self.real[:, : self.prompt + n], 0.0), few, few
-        )(new)
-
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
     ) -> tuple[str, dict[str, np.ndarray]]:
         """The continuation of the first prompt, and the measures of that of every prompt, scored by
         the model in one pass, declared at its own length."""

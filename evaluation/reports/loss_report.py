@@ -53,8 +53,7 @@ UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigra
 TONES = {"held": "good", "broken": "bad"}
 # metrics of a cell of results.json, with and without intervals
 INTERVALS = ("nll", "delta", "gain", "gain_per_doubling")
-NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "units_needed", "spans_needed")
-NUMBERS += ("bfloat16_minus_float32",)
+NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "bfloat16_minus_float32")
 
 
 @dataclass(kw_only=True)
@@ -82,7 +81,6 @@ class LossResults(ReportedResults):
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
-        per: what losses are per: token, or byte where tokenizers differ.
     """
 
     lengths: list[int]
@@ -98,7 +96,6 @@ class LossResults(ReportedResults):
     baseline: str | None = None
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
-    per: str = "token"
 
     @property
     def against(self) -> str:
@@ -115,8 +112,7 @@ class LossResults(ReportedResults):
 
     @property
     def sample(self) -> str:
-        noun = "targets" if self.per == "token" else f"{self.per}s"
-        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
+        targets = f"{self.facts['targets']:,} targets of {counted(self.units, self.unit_kind)}"
         documents = self.facts.get("documents")
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
@@ -163,7 +159,7 @@ def overview(r: LossResults) -> ReportTable:
         notes.append(f"Unigram model: {r.unigram:.3f}.")
     if r.undertrained:
         notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
-    title = f"{r.title}: NLL in nats per {r.per} by context length, {r.sample}"
+    title = f"{r.title}: NLL in nats per token by context length, {r.sample}"
     return ReportTable(title, columns, rows, " ".join(notes))
 
 
@@ -292,7 +288,7 @@ def loss_figure(
     top = top_of_colored(rows, styles)
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [
-        length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
+        length_panel(plain_rows, styles, axis, y="NLL, nats per token", levels=levels, top=top)
     ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"
@@ -478,13 +474,11 @@ def by_unit(result: EvaluationResult, nll: np.ndarray | None) -> list[float] | N
 
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     """The content of results.json."""
-    ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
+    ids, counts = np.unique(result.unit, return_counts=True)
     units = {
         "kind": result.unit_kind,
         "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
         "targets": counts.tolist(),
-        # whether the cluster of each is also in the training text
-        "seen": None if result.seen is None else result.seen[first].tolist(),
     }
     return {
         **basis(result),

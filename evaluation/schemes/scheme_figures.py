@@ -332,24 +332,13 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
         f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer "
         f"wavelengths.",
     )
-    figure = wavelength_figure(spectra, length, text)
-    return FigureSpec(
-        figure,
-        ("scheme", "pair", "wavelength_tokens", "whole_turn"),
-        rows,
-    )
+    figure = panels([wavelength_panel(spectra, length)], text)
+    return FigureSpec(figure, ("scheme", "pair", "wavelength_tokens", "whole_turn"), rows)
 
 
-def wavelength_figure(
-    spectra: dict[str, np.ndarray],
-    length: int,
-    text: FigureText,
-) -> Figure:
+def wavelength_panel(spectra: dict[str, np.ndarray], length: int) -> Panel:
     """Wavelength of each pair: filled where it makes a whole turn within `length` tokens, hollow
-    where not.
-
-    Pairs without rotation have no wavelength and no point.
-    """
+    where not. Pairs without rotation have no point."""
     drawn = []
     for n, (label, tokens) in enumerate(spectra.items()):
         groups = [(tokens <= length, False), ((tokens > length) & np.isfinite(tokens), True)]
@@ -384,8 +373,7 @@ def wavelength_figure(
         )
 
     y = r"wavelength $2\pi/\theta_k$, tokens"
-    panel = Panel(drawn, x="pair $k$, fastest first", y=y, scales=scales, height=3.3)
-    return panels([panel], text)
+    return Panel(drawn, x="pair $k$, fastest first", y=y, scales=scales, height=3.3)
 
 
 def biases(ask: FigureRequest) -> FigureSpec:

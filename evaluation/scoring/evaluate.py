@@ -2,7 +2,6 @@
 reused."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, lost_process
 from evaluation.scoring.chosen_targets import ChosenTargets
-from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
+from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, raw_bytes, truncation_step
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.scoring import (
@@ -25,18 +24,25 @@ from evaluation.scoring.scoring import (
     merge_ranks,
     unigram_nll,
 )
-from evaluation.scoring.session import CellSession, CellStore, EvaluationCell, MeasuredCells
+from evaluation.scoring.session import (
+    Advance,
+    CellSession,
+    CellStore,
+    EvaluationCell,
+    MeasuredCells,
+)
 from evaluation.scoring.windows import TargetWindows
 from model import ModelError, Transformer
 from model.attention.sharding import is_broken_link
 
 PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
 
-
 SAMPLE = "float32 sample"  # role of a cell for the precision of bfloat16
 TRUNCATED = "truncated"  # role of the baseline of by-position
 REPEATED = "repeated"  # role of a cell of repeated text
 CONTROL = "control"  # role of a cell of repeated text whose earlier occurrence is replaced
+
+Losses = dict[CellPlace, np.ndarray]
 
 
 @dataclass(kw_only=True)
@@ -52,15 +58,13 @@ class EvaluationResult(MeasuredCells):
     units: np.ndarray  # of every document of the corpus
     document: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     unit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    # per target: its cluster is also in the training text; None: unknown
-    seen: np.ndarray | None = None
     unigram: np.ndarray | None = None
     n_bytes: int | None = None
-    nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    nll: Losses = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context truncated to L0: the baseline of every net gain
     # of the plan's repeated targets, and after their earlier occurrence was replaced
-    repeated: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    control: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    repeated: Losses = field(default_factory=dict)
+    control: Losses = field(default_factory=dict)
     # built-in methods that do not apply, and why
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -119,7 +123,7 @@ class EvaluationSession(CellSession):
         super().__init__(result, cells, console, ranks or EvaluationRanks())
         self.title = f"{self.plan.n_targets:,} targets"
         # by role of a cell: its losses by (method, length)
-        self.kept: dict[str, dict[tuple[str, int], np.ndarray]] = defaultdict(dict)
+        self.kept: dict[str, Losses] = defaultdict(dict)
         if self.plan.note:
             self.warn(self.plan.note)
 
@@ -176,7 +180,7 @@ class EvaluationSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
     ) -> np.ndarray:
         """Score the windows of this rank or of its context group, and gather those of the others;
         progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
@@ -252,25 +256,18 @@ class EvaluationSession(CellSession):
         result.document = document[kept]
         stores = self.targets.stores
         tokenizer = self.targets.tokenizer
-        if plan.span_bytes is None:
-            ids = plan.target_ids(self.text)[kept]
-            result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
-            if stores.train is not None:
-                result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
-        else:
-            result.nll = {where: plan.per_byte(nll) for where, nll in result.nll.items()}
-            result.document = np.repeat(plan.truncated.document, plan.span_bytes)
-            result.n_bytes = len(result.document)
+        ids = plan.target_ids(self.text)[kept]
+        result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
+        if stores.train is not None:
+            result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
         result.unit = result.units[result.document]
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline
             self._add_truncated(result.nll)
-        seen = None if stores.unknown else self.text.seen(stores.trained)
-        result.seen = None if seen is None else seen[result.document]
         return result
 
-    def _add_truncated(self, losses: dict[tuple[str, int], np.ndarray]) -> None:
+    def _add_truncated(self, losses: Losses) -> None:
         """Add `truncate`, whose losses are those as trained at the trained length."""
         baseline = losses.get((TRAINED, self.subject.trained_length))
         if baseline is not None and any(method.truncates for method in self.result.methods):

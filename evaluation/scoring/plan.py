@@ -40,20 +40,12 @@ class EvaluationPlan:
     hash: str
     record: dict
     candidates: TargetWindows | None = None  # all possible targets, a window per document
-    span: int | None = None  # targets per span, if every document has equally many
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
-    # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
-    span_bytes: np.ndarray | None = None
 
     @property
     def n_targets(self) -> int:
         return self.truncated.n_targets
-
-    def per_byte(self, nll: np.ndarray) -> np.ndarray:
-        """The losses of the targets, spread evenly over the bytes of each window's targets."""
-        first = np.cumsum(self.truncated.keep) - self.truncated.keep
-        return np.repeat(np.add.reduceat(nll, first) / self.span_bytes, self.span_bytes)
 
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""
@@ -148,7 +140,6 @@ def fixed_plan(
         targets.hash,
         targets.record(),
         candidates=TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span)),
-        span=span,
         note=note,
     )
 

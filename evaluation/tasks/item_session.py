@@ -1,7 +1,6 @@
 """Exact match of one checkpoint on task items on symbols, under every method at every length."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,9 +13,9 @@ from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.methods import TRUNCATE, Method
+from evaluation.scoring.methods import TRUNCATE, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.item_scoring import answer_items, by_item
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import Transformer
@@ -58,7 +57,7 @@ class ItemResult(MeasuredCells):
     settings: TaskEvaluationSettings
     task: SymbolTask
     drawn: dict[int, DrawnLength]  # by longest problem
-    answers: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    answers: dict[CellPlace, np.ndarray] = field(default_factory=dict)
 
 
 def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[int, DrawnLength]:
@@ -151,7 +150,7 @@ class ItemSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
     ) -> np.ndarray:
         drawn = self.drawn[cell.length]
         n = len(drawn.rows.inputs)
@@ -167,10 +166,6 @@ class ItemSession(CellSession):
         if not np.isfinite(nll).all():
             raise CellFailed(f"the loss is not finite at length {cell.length}")
         return by_item(drawn.rows, hits)
-
-    def trial(self, model: Transformer, length: int, keep: int) -> None:
-        # Positions that the task gives may be fewer than the tokens.
-        super().trial(model, min(length, model.limit or length), keep)
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.result.answers[cell.where] = values

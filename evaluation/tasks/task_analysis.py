@@ -106,7 +106,6 @@ def _grid(
                 "where": where,
                 "until": 2 * where if doubles else None,
                 "share": share_of(answers.right[here], unit[here], alpha),
-                "exact": share_of(answers.exact[here], unit[here], alpha),
             }
         )
     return cells

@@ -56,31 +56,33 @@ class StudyLosses:
 
     def add(self, variant: StudyVariant, seed: str, result: dict) -> None:
         """Add the results of a cell for a variant of its scheme."""
+        name = variant.name
         for row in result["cells"]:
-            if row["method"] not in (variant.method, TRAINED):
+            method = row["method"]
+            length = row["length"]
+            if method not in (variant.method, TRAINED):
                 continue
             off = abs(row.get("bfloat16_minus_float32") or 0.0)
-            self.rounding[variant.name] = max(off, self.rounding.get(variant.name, 0.0))
+            self.rounding[name] = max(off, self.rounding.get(name, 0.0))
             is_measured = row.get("unit_nll") is not None
-            is_trained = (row["method"], row["length"]) == (TRAINED, self.facts["trained_length"])
-            if is_measured and is_trained:
-                self.reference.setdefault(variant.name, {})[seed] = row
-            place = (variant.name, row["length"])
-            if row["method"] != variant.method:
+            if is_measured and method == TRAINED and length == self.facts["trained_length"]:
+                self.reference.setdefault(name, {})[seed] = row
+            if method != variant.method:
                 continue
             if is_measured:
-                self.rows.setdefault(place, {})[seed] = row
-            else:
-                self.missing[place] = row.get("failure") or "no number"
-                if row.get("exists"):
-                    self.failed.add(place)
+                self.rows.setdefault((name, length), {})[seed] = row
+                continue
+            self.missing[name, length] = row.get("failure") or "no number"
+            if row.get("exists"):
+                self.failed.add((name, length))
         repeated = result.get("repeated", {})
-        if repeated.get("hash") == self.facts.get("repeated", {}).get("hash"):
-            for row in repeated.get("cells", ()):
-                if row["method"] == variant.method:
-                    distances = (row["distance_low"], row["distance_high"])
-                    place = (variant.name, row["length"], distances)
-                    self.repeated.setdefault(place, {})[seed] = row
+        if repeated.get("hash") != self.facts.get("repeated", {}).get("hash"):
+            return
+        for row in repeated.get("cells", ()):
+            if row["method"] == variant.method:
+                distances = (row["distance_low"], row["distance_high"])
+                place = (name, row["length"], distances)
+                self.repeated.setdefault(place, {})[seed] = row
 
     def drop_incomplete(self) -> None:
         """Drop the other seeds of a length at which one seed failed."""

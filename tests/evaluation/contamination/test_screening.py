@@ -231,20 +231,6 @@ def test_results_are_cached_and_corrupted_cache_is_ignored(tmp_path):
     assert check(store, train, cache=tmp_path / "file" / "overlaps").record == first.record
 
 
-def test_large_corpus_is_sampled_by_hash():
-    shared = prose(4000, 1)
-    store = Corpus(shared, prose(4000, 2))
-    train = Corpus(f"{prose(30, 3)} {shared}")
-    whole, some = (find_overlap(store, train, TOKENIZER, most=most) for most in (1 << 26, 8000))
-    assert (whole.sample, some.sample) == (1, 8)
-    assert len(whole.trained) == 1  # one stretch from end to end
-    # One passage in eight of 13 words: all but a little of the copy is still covered, and nothing
-    # else.
-    assert set(some.trained[:, 0]) == {0}
-    covered = (some.trained[:, 2] - some.trained[:, 1] + 1).sum() / store.lengths[0]
-    assert 0.7 < covered < 0.9
-
-
 def test_first_word_without_bos_is_included():
     class Bare(Corpus):
         has_bos = has_eos = False

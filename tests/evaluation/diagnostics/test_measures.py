@@ -12,7 +12,6 @@ from scipy import stats
 from evaluation.diagnostics.attention import merged
 from evaluation.diagnostics.attention_weights import bucket_edges, record_attention
 from evaluation.diagnostics.repetition import repeated_runs
-from evaluation.diagnostics.turns import frequencies_of, pairs_of
 from model import TokenPositions
 from model.attention.kernels import attention_details
 from tests.model.zoo import T, build, ids, reach_of
@@ -99,19 +98,6 @@ def test_measures_match_loops_without_cache(case):
                 assert value == pytest.approx(mean, abs=1e-9, nan_ok=True), name
             found = sample.values["by_distance"][row, layer, head]
             np.testing.assert_allclose(found, mass, atol=1e-10)
-
-
-def test_incomplete_rotation_pairs():
-    """Wavelengths and turns by the formula."""
-    model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
-    trained = {kind: 11 * f / (2 * math.pi) for kind, f in frequencies_of(model, 11).items()}
-    for n, pair in enumerate(pairs_of(model, trained, 44)):
-        wave = 2 * math.pi * 100 ** (2 * n / 8)
-        turns = {"turns_trained": 11 / wave, "turns": 44 / wave}
-        expected = {"kind": "all", "pair": n, "wavelength": wave, **turns}
-        assert pair == pytest.approx(expected)
-    assert n == 3
-    assert list(pairs_of(build("alibi"), {}, 9)) == []
 
 
 def test_batches_are_concatenated_in_order():

@@ -48,7 +48,7 @@ def test_attention_diagnostics_end_to_end(report):
     figures, record = report(*ATTENTION)
     by_method = {"attention_by_length", "mass_by_distance"}
     by_method |= {f"{name}-yarn" for name in by_method}
-    assert figures.keys() == by_method | {"attention_by_method", "rotary_pairs"}
+    assert figures.keys() == by_method | {"attention_by_method"}
     assert list(record["methods"]) == ["trained", "yarn"]
     assert record["mismatch"] < 1e-5
     keys = ("method", "length", "layer", "head", "measure")

@@ -17,7 +17,7 @@ from evaluation.reports.task_report import task_report
 from evaluation.results_table import ResultsTable
 from evaluation.statistics.analysis import analyze
 from evaluation.tasks.task_analysis import analyse_tasks
-from tests.artists import assert_shows, close, ends, labelled, levels, named
+from tests.artists import assert_shows, close, labelled, levels, named
 from tests.evaluation.tasks.test_session import answered, retriever
 
 
@@ -136,11 +136,9 @@ def test_attention_report_shows_means_layers_heads_and_distances():
             cells.append({**place, "measure": measure, "value": rng.uniform(0.1, 0.9)})
         masses = {"mass": rng.uniform(size=4), "uniform": rng.uniform(size=4)}
         by_distance.append({**place, "edges": [0, 1, 2, 4, 8], **masses})
-    pair = {"method": "yarn", "length": 32, "kind": "full"}
     record = {
         "cells": cells,
         "by_distance": by_distance,
-        "pairs": [pair | {"pair": n, "wavelength": w} for n, w in enumerate((6.0, 60.0, None))],
         "layer_kinds": ["full", "full"],
         "trained_length": 8,
         "documents": 3,
@@ -169,5 +167,3 @@ def test_attention_report_shows_means_layers_heads_and_distances():
             close(lines[f"{row['length']} tokens"], middles, row["mass"])
     (printed,) = map(texts, diagnostic_report.attention_tables(r))
     assert printed["yarn"]["sd of logits"] == f"{r.table.value('yarn', 'logit_std', 32):.2f}"
-    (axes,) = figures["rotary_pairs"].axes
-    assert [end.name for end in ends(axes)] == ["yarn"]

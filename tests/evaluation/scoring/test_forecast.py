@@ -1,18 +1,16 @@
-"""Forecasts of memory and time."""
+"""Forecasts of memory."""
 
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from errors import EvaluationError
 from evaluation.scoring import forecast
-from evaluation.scoring.forecast import blocks_at_once, choose_batch, fit_pace
+from evaluation.scoring.forecast import blocks_at_once, choose_batch
 from model import ModelSettings, Transformer
 from model.devices import free_memory
 from tests.files import ROOT
@@ -86,24 +84,6 @@ def test_oversized_length_error_suggests_longest():
         assert batch(longest) == 1
         with pytest.raises(EvaluationError):
             batch(longest + 1)
-
-
-def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
-    clock = 0.0
-    lengths = []
-    monkeypatch.setattr(time, "perf_counter", lambda: clock)
-
-    def process(length):
-        nonlocal clock
-        lengths.append(length)
-        clock += 3e-5 * length + 2e-8 * length**2
-
-    pace = fit_pace(process, 256, 8192)
-    assert lengths.count(8192) == 1  # as it takes longer than a second
-    expected = 3e-5 * 131_072 + 2e-8 * 131_072**2
-    assert pace(np.array([131_072])) == pytest.approx(expected, rel=1e-9)
-    alone = fit_pace(process, 512, 512)
-    assert alone(np.array([512])) == pytest.approx(512 * (3e-5 + 2e-8 * 512))
 
 
 MEMORY = """

@@ -44,27 +44,6 @@ def test_scoring_restores_training_mode_and_gradients(work, sharp):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("trained", "seen"),
-    [
-        (["own"], [True, True, True]),
-        (["plain"], None),  # it names no clusters
-        (["eve", "bob"], [False, True, False]),
-    ],
-)
-def test_units_seen_in_training(make_store, trained, seen):
-    own = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    stores = {
-        "own": own,
-        "bob": make_store([9], clusters=["bob"]),
-        "eve": make_store([9], seed=5, clusters=["eve"]),
-        "plain": make_store([9], seed=3),
-    }
-    found = EvaluationText(own).seen([stores[name] for name in trained])
-    assert (None if found is None else found.tolist()) == seen
-    assert not EvaluationText(stores["plain"]).seen([stores["bob"]]).any()
-
-
 def test_unigram_by_hand(make_store):
     store = make_store([6], seed=4)
     store.documents = [np.array([1, 5, 5, 7, 2], dtype=np.uint16)]

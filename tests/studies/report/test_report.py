@@ -57,7 +57,7 @@ def findings(record: dict) -> str:
 
 
 def test_the_page_is_accessible_and_needs_no_network(write):
-    page, text = write(with_others(results(seen=2, schemes=("rope", "window", "alibi"))))
+    page, text = write(with_others(results(schemes=("rope", "window", "alibi"))))
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
     anchors = {f"#{name}" for name in page.ids}
@@ -87,7 +87,7 @@ def test_the_lead_states_the_findings(write):
 
 
 def test_numbers_are_printed_once_and_belong_to_the_table(write, tmp_path):
-    _, text = write(results(seen=2))
+    _, text = write(results())
     rows = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
     rows = rows[rows.seed.isna() & rows["where"].isna()].set_index(["variant", "metric", "length"])
     printed = {}

@@ -144,18 +144,6 @@ def test_too_few_units_or_seeds_are_points(size):
     assert not comparison.table.select("break_point")
 
 
-def test_units_seen_in_training_are_reported_separately():
-    assert not derived(results(seen=9)).table.select("gain", where="seen")
-    record = results(seen=2)
-    comparison = derived(record)
-    gain = nll_of(record, "rope", L0) - nll_of(record, "rope", 4096)
-    row = comparison.table.get("rope", "gain", 4096, "unseen")
-    assert mean_and_half(row) == pytest.approx(two_way(gain[:, 2:]))
-    row = comparison.table.get("rope", "gain", 4096, "seen")
-    assert row.value == pytest.approx(gain[:, :2].mean())
-    assert math.isnan(row.low)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [("targets_hash", "ff" * 32), ("dtype", "bfloat16"), ("trained_length", 128)],
