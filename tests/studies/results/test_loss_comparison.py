@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from studies.report.study_report import findings
 from studies.results.loss_comparison import derive
 from studies.results.losses import read_losses
 from studies.results.stored import read_study
-from tests.studies.synthetic import L0, LENGTHS, results
+from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
 
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
 VERDICTS = 9 * 4 - 4  # kerple failed but counts; learned positions have no longer lengths
@@ -132,6 +133,15 @@ def test_verdicts_follow_the_truth(comparison):
         for name in ("rope + yarn", "window", "fox")
     }
     assert ends == {"rope + yarn": (512, 1024), "window": (4096, None), "fox": (None, None)}
+
+
+def test_gains_per_doubling_of_every_variant():
+    comparison = derived(results(noise=1e-4))
+    for name in filter(comparison.claims, TRUTH):
+        steps = comparison.table.select("gain_per_doubling", name)
+        gains = [a - b for a, b in pairwise((0.0, *TRUTH[name][1]))]
+        assert [row.value for row in steps] == pytest.approx(gains, abs=0.011)
+    assert comparison.table.value("rope", "context_reach") == L0
 
 
 @pytest.mark.parametrize("size", [{"units": 5}, {"seeds": 2}])
