@@ -41,7 +41,13 @@ def test_loading_with_an_override(run):
 
 
 def test_generation_depends_on_prompt_and_seed_only(run):
-    texts = sextant.generate(run, ["ab", "cd"], tokens=5, samples=2, seed=3)
+    texts = sextant.generate(
+        run,
+        ["ab", "cd"],
+        tokens=5,
+        samples=2,
+        seed=3,
+    )
     assert len(texts) == 4
     assert all(isinstance(text, str) for text in texts)
     assert sextant.generate(run.folder, "cd", tokens=5, seed=4) == texts[3:]
@@ -51,7 +57,13 @@ def test_generation_depends_on_prompt_and_seed_only(run):
 
 
 def test_evaluation_is_a_table_with_figures(run):
-    results = sextant.evaluate(run, "documents=6", lengths=[24, 48], targets=8, methods=["trained"])
+    results = sextant.evaluate(
+        run,
+        "documents=6",
+        lengths=[24, 48],
+        targets=8,
+        methods=["trained"],
+    )
     assert results.folder == run.folder / "evaluation" / "python"
     lengths = [row["length"] for row in results.rows if row["metric"] == "nll"]
     assert lengths == [24, 48]

@@ -26,7 +26,13 @@ def test_an_unknown_command_names_the_nearest(call):
 
 def test_a_command_starts_its_script(tmp_path):
     command = [sys.executable, "sextant.py", "runs", str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr
 

@@ -80,7 +80,13 @@ def add_scheme(folder: Path, code: str) -> None:
 def test_walkthrough_in_a_copy_of_the_tree(tmp_path):
     """The page's first example trains, has help and passes the tests that the page names."""
     command = ["git", "ls-files", ":!*.png", ":!docs/results"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for name in listed.stdout.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -398,7 +404,14 @@ def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     options = ["--strict", "--site-dir", str(tmp_path / "site")]
     line = [sys.executable, "-m", "mkdocs", "build", *options]
-    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    found = subprocess.run(
+        line,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert found.returncode == 0, found.stdout + found.stderr
 
 

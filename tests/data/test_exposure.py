@@ -87,7 +87,13 @@ CASES = [
 def test_counts_match_loops_over_batches(store, packing, name, rule):
     """Windows of several lengths, and an attention range that changes during training."""
     plan = [(5, 4, 3), (13, 2, 2), (5, 3, 9)]
-    batches = sampler(store, *plan, packing=packing, seed=4, positions=SAMPLERS[name])
+    batches = sampler(
+        store,
+        *plan,
+        packing=packing,
+        seed=4,
+        positions=SAMPLERS[name],
+    )
 
     def rule_at(step: int) -> ExposureRule:
         return rule if step < 7 else ExposureRule()

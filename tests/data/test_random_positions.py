@@ -42,7 +42,14 @@ def windows(rows: int, length: int, seed: int = 0, share: float = 0.15) -> np.nd
 def draw(name: str, packing: str = "concat", *, begins=None, step=0, seed=0, **keys):
     begins = windows(6, 19) if begins is None else begins
     rows = np.arange(len(begins))
-    return place(packing, chosen(name, **keys), begins, seed=seed, step=step, rows=rows)
+    return place(
+        packing,
+        chosen(name, **keys),
+        begins,
+        seed=seed,
+        step=step,
+        rows=rows,
+    )
 
 
 def texts(placed) -> list[np.ndarray]:
@@ -81,7 +88,13 @@ def test_pose_cuts_and_skips_are_uniform():
 
 def test_cape_shifts_and_jitters_each_document():
     jitter = 0.49
-    placed = draw("cape", begins=windows(500, 19), global_shift=0, local_shift=jitter, scale=1)
+    placed = draw(
+        "cape",
+        begins=windows(500, 19),
+        global_shift=0,
+        local_shift=jitter,
+        scale=1,
+    )
     off = (placed.position - np.arange(19)) / jitter
     assert -1 <= off.min() < -0.98
     assert 0.98 < off.max() <= 1
@@ -103,7 +116,13 @@ def test_ranks_split_the_same_step(lengths, length, step, name, packing):
 
     def batch(rank: int = 0, world: int = 1, own: str = name):
         positions = chosen(own)
-        batches = sampler(store, (length, 6), packing=packing, seed=11, positions=positions)
+        batches = sampler(
+            store,
+            (length, 6),
+            packing=packing,
+            seed=11,
+            positions=positions,
+        )
         return batches.batch(step, rank, world)
 
     whole = batch()

@@ -163,7 +163,13 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
 @pytest.mark.parametrize("case", ["copy", "flip_flop", "addition, coupled"])
 def test_batches_train_answers_and_never_padding(case, bos, loss):
     settings = data_of(EVERY[case], bos=bos, source={"loss": loss})
-    items = SymbolItems(settings.source.task, (3, 9), purpose="training", seed=4, bos=bos)
+    items = SymbolItems(
+        settings.source.task,
+        (3, 9),
+        purpose="training",
+        seed=4,
+        bos=bos,
+    )
     names = ["<end>", "<begin>", *settings.source.task.alphabet]
     seen = set()
     for step in range(3):

@@ -11,7 +11,13 @@ from model import TokenPositions
 
 def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     store = make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6)
-    monitor = text_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
+    monitor = text_targets(
+        store,
+        [16, 32, 64],
+        targets=6,
+        spans=7,
+        seed=3,
+    )
     assert monitor.lengths == [16, 32, 64]
     assert monitor.note == ""
     model = sharp().train()

@@ -85,10 +85,22 @@ def test_seeds_determine_tokens_and_are_zero_unless_given():
 
 @pytest.mark.parametrize(
     ("text", "stop", "expected"),
-    [("abc", "bc", "stop"), ("abc", "c", "stop"), ("abc", "cd", "length"), ("abc", "b", "stop")],
+    [
+        ("abc", "bc", "stop"),
+        ("abc", "c", "stop"),
+        ("abc", "cd", "length"),
+        ("abc", "b", "stop"),
+    ],
 )
 def test_stop_string_completed_by_the_last_token_is_a_stop(text, stop, expected):
-    (sample,) = make_samples(["x"], ByteTokenizer(), bos=True, count=1, seed=0, stops=[stop])
+    (sample,) = make_samples(
+        ["x"],
+        ByteTokenizer(),
+        bos=True,
+        count=1,
+        seed=0,
+        stops=[stop],
+    )
     for token in text.encode():
         if sample.finish is None:
             sample.add(token, "length" if token == ord("c") else None)

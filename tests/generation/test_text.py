@@ -92,7 +92,11 @@ def test_first_complete_stop_string_wins():
         pieces = (b"xabcdef",)
         prefix = b""
 
-    for stops, expected in ((["abcdef", "cd"], "xab"), (["cd", "bcd"], "xa"), (["zz", "x"], "")):
+    for stops, expected in (
+        (["abcdef", "cd"], "xab"),
+        (["cd", "bcd"], "xa"),
+        (["zz", "x"], ""),
+    ):
         by_bytes, stopped = streamed(ByteTokenizer(), b"xabcdef", stops)
         assert stopped
         assert "".join(by_bytes) == expected

@@ -72,7 +72,13 @@ def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
 
 @torch.no_grad()
 def test_learned_table_matches_gpt2_with_left_padding():
-    config = GPT2Config(vocab_size=V, n_positions=11, n_embd=8, n_layer=1, n_head=2)
+    config = GPT2Config(
+        vocab_size=V,
+        n_positions=11,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+    )
     theirs = GPT2Model(config).eval()
     scheme = put(scheme_of("learned", dim=8, train=11), weight=theirs.wpe.weight)
     tokens = ids(2, 9)

@@ -38,7 +38,14 @@ def test_alibi_matches_huggingface_with_stretched_distances(heads, stretch):
     close(bias, -slopes * distances(range(9)) / stretch, atol=1e-6)
 
 
-@pytest.mark.parametrize(("queries", "past"), [(9, 0), (4, 30), (1, 200)])
+@pytest.mark.parametrize(
+    ("queries", "past"),
+    [
+        (9, 0),
+        (4, 30),
+        (1, 200),
+    ],
+)
 def test_t5_biases_match_huggingface(queries, past):
     config = T5Config(d_model=28, d_kv=10, num_heads=6, is_decoder=True)
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()

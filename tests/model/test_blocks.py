@@ -91,5 +91,11 @@ def test_compiled_blocks_share_one_graph(case, checkpointing):
     for seed in range(3):
         want = gradients(plain, TokenPositions.plain(T), seed)
         for name, grad in gradients(net, TokenPositions.plain(T), seed).items():
-            torch.testing.assert_close(grad, want[name], rtol=0, atol=1e-9, msg=name)
+            torch.testing.assert_close(
+                grad,
+                want[name],
+                rtol=0,
+                atol=1e-9,
+                msg=name,
+            )
     assert counter.frame_count == 1, "the layers do not share their graph, or steps compile anew"

@@ -107,7 +107,14 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
 
 @pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
 @pytest.mark.parametrize("layout", ["plain", "packed"])
-@pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
+@pytest.mark.parametrize(
+    ("t", "s", "window"),
+    [
+        (530, 530, None),
+        (270, 270, 256),
+        (20, 290, 17),
+    ],
+)
 def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
     mask = mask_of(layout_of(layout, s, first=100), t, window, bias)
     q, k, v = (x.requires_grad_() for x in drawn(t, s))

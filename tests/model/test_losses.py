@@ -62,7 +62,15 @@ def test_nll_in_chunks_matches_dense_cross_entropy(
 
 
 @pytest.mark.parametrize("tie_embeddings", [False, True])
-@pytest.mark.parametrize(("width", "vocab"), [(32, 512), (64, 32_000), (128, 4096), (1024, 512)])
+@pytest.mark.parametrize(
+    ("width", "vocab"),
+    [
+        (32, 512),
+        (64, 32_000),
+        (128, 4096),
+        (1024, 512),
+    ],
+)
 @torch.no_grad()
 def test_initial_loss_is_ln_v(width, vocab, tie_embeddings):
     tokens = torch.randint(vocab, (2, 258), generator=torch.Generator().manual_seed(5))

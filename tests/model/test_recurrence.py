@@ -107,7 +107,12 @@ def test_padding_and_other_documents_have_no_effect(form):
     """Each document of `DOCUMENT` by itself, without the padding inside it."""
     x = inputs(form, document=DOCUMENT)
     out, _ = step_by_step(x)
-    for row, document in ((0, 4), (0, 5), (1, 4), (1, 7)):
+    for row, document in (
+        (0, 4),
+        (0, 5),
+        (1, 4),
+        (1, 7),
+    ):
         own = DOCUMENT[row] == document
 
         def of(each: Tensor, row=row, own=own) -> Tensor:

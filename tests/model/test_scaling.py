@@ -108,7 +108,14 @@ def test_p_rope_matches_huggingface_proportional(dim, share):
     same(spectrum(dim, name="p_rope", share=share), theirs)
 
 
-@pytest.mark.parametrize(("dim", "length"), [(64, 2048), (128, 512), (10, 100)])
+@pytest.mark.parametrize(
+    ("dim", "length"),
+    [
+        (64, 2048),
+        (128, 512),
+        (10, 100),
+    ],
+)
 def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     factor = 2 * length / math.pi
     ours = spectrum(dim, 333, name="he_xu", max_length=length)
@@ -117,7 +124,14 @@ def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     assert length != 2048 or float(1 / ours[0]) == pytest.approx(1303.797, abs=5e-4)
 
 
-@pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 1024, 8.0), (16, 256, 3.0)])
+@pytest.mark.parametrize(
+    ("dim", "length", "s"),
+    [
+        (64, 512, 4.0),
+        (128, 1024, 8.0),
+        (16, 256, 3.0),
+    ],
+)
 def test_ntk_by_parts_matches_released_code(dim, length, s):
     """LlamaPartNTKScaledRotaryEmbedding of jquesnelle/yarn, retyped for one pair with float64."""
 

@@ -108,7 +108,13 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
         expected = results(*case)
         assert found.keys() == expected.keys()
         for name, x in expected.items():
-            torch.testing.assert_close(found[name], x, rtol=0, atol=1e-10, msg=f"{case}: {name}")
+            torch.testing.assert_close(
+                found[name],
+                x,
+                rtol=0,
+                atol=1e-10,
+                msg=f"{case}: {name}",
+            )
 
 
 # Every mechanism: keys, windows, sinks, extras, states and layers of several kinds. All schemes are

@@ -132,7 +132,14 @@ def sinusoid(d: float) -> Tensor:
 def test_transformer_xl_matches_xlnet_relative_shift(queries):
     """Also with cached keys before the queries, where the shift is easily off by one."""
     scheme = scheme_of("transformer_xl", spread=0.6)
-    config = XLNetConfig(d_model=H * D, n_head=H, d_inner=8, n_layer=1, vocab_size=8, dropout=0.0)
+    config = XLNetConfig(
+        d_model=H * D,
+        n_head=H,
+        d_inner=8,
+        n_layer=1,
+        vocab_size=8,
+        dropout=0.0,
+    )
     theirs = XLNetRelativeAttention(config).double().eval()
     theirs.r_w_bias.copy_(scheme.u)
     theirs.r_r_bias.copy_(scheme.v)

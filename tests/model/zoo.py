@@ -133,7 +133,14 @@ def each_mechanism(cases: Iterable[str]) -> Callable:
 
 
 def settings_of(position: dict, **keys) -> ModelSettings:
-    shape = {"dim": C, "layers": LAYERS, "heads": H, "kv_heads": G, "head_dim": D, "ffn_dim": 43}
+    shape = {
+        "dim": C,
+        "layers": LAYERS,
+        "heads": H,
+        "kv_heads": G,
+        "head_dim": D,
+        "ffn_dim": 43,
+    }
     return ModelSettings(**without_pattern_scheme({**shape, **keys, "position": position}))
 
 

@@ -18,7 +18,13 @@ def folder(tmp_path):
     """Runs of 4 steps (of 8 × 32 tokens), one for each status."""
     training = {"tokens": 1024, "batch_size": 8, "validation": {"targets": 8}}
     settings = RunSettings.model_validate({"train_length": 32, "training": training})
-    for name, steps in (("a", 4), ("b", 2), ("c", 2), ("d", 0), ("e", 0)):
+    for name, steps in (
+        ("a", 4),
+        ("b", 2),
+        ("c", 2),
+        ("d", 0),
+        ("e", 0),
+    ):
         facts = {"data": "x" if name != "d" else None}
         Run.create(tmp_path / name, settings, ByteTokenizer(), ["test"], facts)
         lines = [{"kind": "start", "step": 0}]

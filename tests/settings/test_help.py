@@ -30,7 +30,14 @@ def is_listed(name: str) -> bool:  # sources inside a source are not repeated
     return last != "name" and not {"kinds", "haystack", "text"} & set(path)
 
 
-@pytest.mark.parametrize(("cls", "width"), [(Root, 60), (Root, 100), (RunSettings, 100)])
+@pytest.mark.parametrize(
+    ("cls", "width"),
+    [
+        (Root, 60),
+        (Root, 100),
+        (RunSettings, 100),
+    ],
+)
 def test_help_on_all_settings(cls, width):
     page = describe_setting([cls], "all", width)
     shown = names_in(page)

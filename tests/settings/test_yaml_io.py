@@ -38,7 +38,13 @@ def test_scalars():
 
 def test_lines_of_keys():
     _, lines = parse_yaml("a: 1\nb:\n  c: 2\n\n  d: [{e: 1}]\n", "f")
-    assert lines == {("a",): 1, ("b",): 2, ("b", "c"): 3, ("b", "d"): 5, ("b", "d", 0, "e"): 5}
+    assert lines == {
+        ("a",): 1,
+        ("b",): 2,
+        ("b", "c"): 3,
+        ("b", "d"): 5,
+        ("b", "d", 0, "e"): 5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,11 @@ def test_errors_name_line(text, overrides):
 
 
 def test_invalid_files(tmp_path):
-    for content, word in ((b"- 1\n", "a mapping"), (b"x\n", "a mapping"), (b"\xff\xfe", "UTF-8")):
+    for content, word in (
+        (b"- 1\n", "a mapping"),
+        (b"x\n", "a mapping"),
+        (b"\xff\xfe", "UTF-8"),
+    ):
         file = tmp_path / "f.yaml"
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=word):

@@ -9,7 +9,12 @@ from errors import StudyError
 from scripts.plots import plot_sweep
 
 VALUES = ("0.04", "0.005", "0.01", "0.02")  # not in order
-BEST = {("a", "32"): 0.02, ("a", "64"): 0.02, ("b", "32"): 0.02, ("b", "64"): 0.005}
+BEST = {
+    ("a", "32"): 0.02,
+    ("a", "64"): 0.02,
+    ("b", "32"): 0.02,
+    ("b", "64"): 0.005,
+}
 
 
 @pytest.fixture

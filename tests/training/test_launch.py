@@ -68,7 +68,12 @@ def test_shipped_accelerate_configs_pass_checks(file):
     name = f"configs/accelerate/{file.name}"
     assert text.startswith(f"# accelerate launch --config_file {name}")
     command = text[2:].partition("train.py")[0].replace("\\\n#", "")
-    for word, value in ((name, str(file)), (" R ", " 0 "), ("HOST", "127.0.0.1"), ("29500", "0")):
+    for word, value in (
+        (name, str(file)),
+        (" R ", " 0 "),
+        ("HOST", "127.0.0.1"),
+        ("29500", "0"),
+    ):
         command = command.replace(word, value)
     environment, started = environment_of([*shlex.split(command)[2:], "train.py"])
     config = load_config_from_file(str(file))

@@ -71,7 +71,11 @@ def test_truncated_file_is_readable_and_appendable(tmp_path_factory, removed):
 
 
 def test_start_supersedes_later_steps_of_all_earlier_attempts(file):
-    for start, stop in ((0, 9), (6, 12), (3, 5)):
+    for start, stop in (
+        (0, 9),
+        (6, 12),
+        (3, 5),
+    ):
         write(file, start, *range(start + 1, stop + 1))
     held = [(line["step"], line["attempt"]) for line in held_lines(file) if line["kind"] == "train"]
     assert held == [(1, 1), (2, 1), (3, 1), (4, 3), (5, 3)]
@@ -126,7 +130,12 @@ def test_error_of_a_stopped_run_names_the_checkpoint_and_a_fix(
 
 LINES = (
     {"kind": "train", "step": 1, "attempt": 1, "loss": 2.0},
-    {"kind": "validation", "step": 1, "attempt": 1, "nll": {"256": 3.0, "512": "nan"}},
+    {
+        "kind": "validation",
+        "step": 1,
+        "attempt": 1,
+        "nll": {"256": 3.0, "512": "nan"},
+    },
     {"kind": "train", "step": 2, "attempt": 1, "loss": 1.0},
     {"kind": "train", "step": 3, "attempt": 1, "loss": 1.0},
 )
@@ -188,7 +197,13 @@ def drawn(view: LiveView, width: int) -> str:
 
 @pytest.mark.parametrize("width", [50, 120])
 def test_live_view_shows_metrics(width, capsys):
-    view = LiveView("tiny", steps=2000, tokens=2_000_000, done=0, console=Console())
+    view = LiveView(
+        "tiny",
+        steps=2000,
+        tokens=2_000_000,
+        done=0,
+        console=Console(),
+    )
     speed = {"tokens": 2_000_000 - 754 * 14_200, "tokens_per_second": 14_200.0, "mfu": 0.42}
     for step in range(1, 1001):
         view.write(step_line(step, 5.0 - step / 500, **(speed if step == 1000 else {})))

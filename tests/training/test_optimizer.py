@@ -215,7 +215,13 @@ def test_output_multiplier_and_initialization():
 )
 def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
     """Logits of attention are scaled by the factor passed to attend(), seen by a hook."""
-    sizes = {"dim": 32, "layers": 1, "heads": 2, "head_dim": head_dim, "position": {"name": "none"}}
+    sizes = {
+        "dim": 32,
+        "layers": 1,
+        "heads": 2,
+        "head_dim": head_dim,
+        "position": {"name": "none"},
+    }
     model = Transformer(ModelSettings(mup=mup, **sizes), V, T).initialize(0)
     scales = []
     hooks = [lambda *args: scales.append(args[2])]

@@ -34,7 +34,14 @@ def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -
     """A batch of random tokens in windows of two to four documents, placed by a sampler."""
     begins = np.zeros((rows, T), dtype=bool)
     begins[np.arange(rows)[:, None], [[2 + r % 3, 7] for r in range(rows)]] = True
-    placed = place(packing, chosen(name), begins, seed=1, step=step, rows=np.arange(rows))
+    placed = place(
+        packing,
+        chosen(name),
+        begins,
+        seed=1,
+        step=step,
+        rows=np.arange(rows),
+    )
     tokens = ids(rows, T, seed=step)
     order, position, document = (torch.from_numpy(np.array(x)) for x in placed[:3])
     reach = 1 + max(0, int(np.ceil(placed.position.max())))

@@ -579,7 +579,13 @@ def assert_close_weights(run: Path, other: Path, atol: float = 1e-10, **load) ->
     ours, theirs = (weights_of(Run(folder).load(**load).model) for folder in (run, other))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=atol, msg=name)
+        torch.testing.assert_close(
+            tensor,
+            theirs[name],
+            rtol=0,
+            atol=atol,
+            msg=name,
+        )
     return ours
 
 

@@ -75,7 +75,11 @@ def test_spike_threshold_matches_manual_computation():
     """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99
     none."""
     settings = SpikeSettings(sigmas=2, window=4, limit=5)
-    for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
+    for loss, reason in (
+        (4.01, SPIKE),
+        (3.99, 0),
+        (-50.0, 0),
+    ):
         guard = StepGuard(StopOnNonFinite(), settings, "cpu")
         assert reasons(guard, [1.0, 3.0, 1.0, 3.0, loss])[-1] == reason
     # A spike is not remembered, an applied step takes the place of the oldest.

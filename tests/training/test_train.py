@@ -42,7 +42,11 @@ def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
+    [
+        (signal.SIGINT, INTERRUPTED),
+        (signal.SIGTERM, REQUEUE),
+        (signal.SIGUSR1, REQUEUE),
+    ],
 )
 def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, number, status):
     real = Metrics.log

@@ -45,7 +45,13 @@ def sentencepiece_bpe(prefix: bool) -> bytes:
     vocab = {name: i for i, name in enumerate(names)}
     merges = [tuple(merge) for merge in spec["merges"]]
     made = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(
+            vocab=vocab,
+            merges=merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
     )
     steps = [normalizers.Prepend("\u2581")] if prefix else []
     made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])

@@ -126,7 +126,11 @@ def test_excluded_spans_match_naive_search(seed):
 def test_chinese_is_split_into_characters():
     rng = random.Random(1)
     text = "".join(chr(rng.randrange(0x4E00, 0x9000)) for _ in range(200))
-    for n, hit in ((29, 0), (30, 90), (60, 180)):
+    for n, hit in (
+        (29, 0),
+        (30, 90),
+        (60, 180),
+    ):
         found = check(Corpus(text[50 : 50 + n] + prose(40, 2)), Corpus("一" + text, prose(80, 3)))
         # three bytes a character, the last one's included
         assert found.record["in_training"] == hit

@@ -34,7 +34,15 @@ AXIS = LengthAxis(LENGTHS, trained=[64])
 
 def rows_of(values: dict[str, list[float]], half=math.nan, lengths=LENGTHS, seed=""):
     return [
-        ResultRow(name, "nll", value, length, seed=seed, low=value - half, high=value + half)
+        ResultRow(
+            name,
+            "nll",
+            value,
+            length,
+            seed=seed,
+            low=value - half,
+            high=value + half,
+        )
         for name, own in values.items()
         for value, length in zip(own, lengths, strict=False)
     ]
@@ -115,7 +123,14 @@ def test_text_does_not_overlap_or_leave_the_figure(last):
     styles = styles_of(names, "as trained", rows)
     level = [("context truncated to 256  {}", 2.4)]
     top = top_of_colored(rows, styles)
-    panel = length_panel(rows, styles, LengthAxis(lengths, [256]), y="NLL", levels=level, top=top)
+    panel = length_panel(
+        rows,
+        styles,
+        LengthAxis(lengths, [256]),
+        y="NLL",
+        levels=level,
+        top=top,
+    )
     (axes,) = drawn(panel, x="context length")
     assert len(ends(axes)) == len(names) + 1
     assert_text_is_readable(axes.figure)

@@ -146,7 +146,11 @@ def test_attention_report_shows_means_layers_heads_and_distances():
     table = ResultsTable(diagnostic_report.attention_rows(record))
     variants = method_variants(["trained", "yarn"])
     r = ReportedResults(title="$run$", variants=variants, facts=record, table=table)
-    for where, layer, head in (("", None, None), ("layer 2", 1, None), ("layer 1, head 2", 0, 1)):
+    for where, layer, head in (
+        ("", None, None),
+        ("layer 2", 1, None),
+        ("layer 1, head 2", 0, 1),
+    ):
         place = {"method": "yarn", "measure": "logit_std", "layer": layer, "head": head}
         values = [cell["value"] for cell in cells if place.items() <= cell.items()]
         assert [row.value for row in r.table.select("logit_std", "yarn", where=where)] == values

@@ -71,7 +71,13 @@ def test_keys_of_a_pass_of_all_sharing_processes_are_counted(monkeypatch):
 
 def test_oversized_length_error_suggests_longest():
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
-        settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2, position={"name": scheme})
+        settings = ModelSettings(
+            dim=192,
+            layers=4,
+            heads=6,
+            kv_heads=2,
+            position={"name": scheme},
+        )
         model = Transformer(settings, 64, 256)
 
         def batch(length, model=model, budget=int(gib * 2**30)):

@@ -98,7 +98,12 @@ def test_settings_that_change_numbers_change_the_key(session, protocol):
         assert found - before, key
     for a, b in combinations(options, 2):
         assert names(a, b) - before - alone[a] - alone[b], (a, b)
-    for key, value in {"batch": 2, "confidence": 0.9, "tolerance": 1.0, "memory": 1.0}.items():
+    for key, value in {
+        "batch": 2,
+        "confidence": 0.9,
+        "tolerance": 1.0,
+        "memory": 1.0,
+    }.items():
         assert names(**{key: value}) == before, key
 
 

@@ -71,7 +71,15 @@ def test_placements_are_uniform_outside_excluded_ranges():
     text = bare([18], [(0, 0, 4), (0, 13, 14)])
     counts = {}
     for seed in range(3500):
-        ends = tuple(draw(text, longest=10, span=2, spans=2, seed=seed).end.tolist())
+        ends = tuple(
+            draw(
+                text,
+                longest=10,
+                span=2,
+                spans=2,
+                seed=seed,
+            ).end.tolist()
+        )
         counts[ends] = counts.get(ends, 0) + 1
     assert set(counts) == {(11, 13), *((a, b) for a in (11, 12, 13) for b in (17, 18))}
     assert sum((n - 500) ** 2 / 500 for n in counts.values()) < 22.46  # 99.9%, 6 degrees of freedom

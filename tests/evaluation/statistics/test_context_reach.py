@@ -105,7 +105,14 @@ def test_failed_length_stops_testing():
     assert "longest" not in text
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, UNITS), (SEEDS, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (5,),
+        (2, UNITS),
+        (SEEDS, 5),
+    ],
+)
 def test_few_units_or_seeds_give_gains_per_doubling_only(shape):
     nll = curve(dict(zip((64, 128, 1024), (1.0, 0.9, 0.6), strict=True)), shape, sd=1e-9)
     reach, shown, _, table = reach_of(nll)

@@ -36,7 +36,14 @@ def test_held_broken_inconclusive():
     assert not table.get("x", "delta", 64).verdict
 
 
-@pytest.mark.parametrize("failed, word", [(128, "inconclusive"), (512, "held"), (32, "held")])
+@pytest.mark.parametrize(
+    "failed, word",
+    [
+        (128, "inconclusive"),
+        (512, "held"),
+        (32, "held"),
+    ],
+)
 def test_missing_shorter_length_stops_testing(failed, word):
     assert words({256: (0.0, 0.001)}, failed=[failed]) == [word]
 

@@ -125,7 +125,13 @@ def test_retrieval_oracle_accuracy(tmp_path):
 
 @functools.cache
 def small_model():
-    settings = ModelSettings(dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40)
+    settings = ModelSettings(
+        dim=24,
+        layers=2,
+        heads=6,
+        kv_heads=2,
+        ffn_dim=40,
+    )
     return Transformer(settings, TOKENIZER.vocab_size, 100).initialize(1).to(torch.float64).eval()
 
 
@@ -146,7 +152,14 @@ def test_cached_prefix_matches_full_forward(model, chunk, length):
     _, drawn = draw(items=5)
     items = drawn.items[length]
     cut = None if length == 100 else 100
-    answers = read_items(TaskScorer(model, chunk=chunk), items, length, bos=256, batch=2, cut=cut)
+    answers = read_items(
+        TaskScorer(model, chunk=chunk),
+        items,
+        length,
+        bos=256,
+        batch=2,
+        cut=cut,
+    )
     for row, item in enumerate(items):
         for column, candidate in enumerate([item.answer, *item.others]):
             tokens = torch.tensor([[256, *item.prompt, *candidate][-101:]])

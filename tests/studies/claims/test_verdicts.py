@@ -115,7 +115,14 @@ def rates(draw) -> dict[str, float]:
     return {word: verdicts.count(word) / CLAIMS for word in (REPRODUCED, REFUTED)}
 
 
-@pytest.mark.parametrize(("n", "m"), [(8, 1), (8, 2), (16, 1)])
+@pytest.mark.parametrize(
+    ("n", "m"),
+    [
+        (8, 1),
+        (8, 2),
+        (16, 1),
+    ],
+)
 def test_detectable_effects_are_found_at_80_percent(n, m):
     effect = DELTA + detectable(n, m)
 

@@ -182,7 +182,14 @@ def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
     assert derived(record).table.value("window", "context_reach") == 2048
 
 
-@pytest.mark.parametrize("off, has_verdict", [(0.0019, True), (0.0021, False), (-0.0021, False)])
+@pytest.mark.parametrize(
+    "off, has_verdict",
+    [
+        (0.0019, True),
+        (0.0021, False),
+        (-0.0021, False),
+    ],
+)
 @pytest.mark.parametrize("method", ["trained", "yarn"])
 def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(
     record, off, has_verdict, method
