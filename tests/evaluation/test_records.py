@@ -71,7 +71,7 @@ def test_every_derived_column_by_hand(do):
             assert cell["verdict"] == word
         for name, expected in intervals.items():
             found = (cell[name], cell[f"{name}_low"], cell[f"{name}_high"])
-            assert found == pytest.approx(expected, rel=1e-6, abs=1e-9), (method, length, name)
+            assert found == pytest.approx(expected, rel=1e-6, abs=1e-9), name
 
 
 def test_absent_cells_are_not_in_the_family(do):

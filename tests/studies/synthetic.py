@@ -1,7 +1,5 @@
 """Synthetic study results: every NLL is drawn around a value that the tests know."""
 
-from __future__ import annotations
-
 import numpy as np
 
 L0 = 256

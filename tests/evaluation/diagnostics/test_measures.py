@@ -14,7 +14,7 @@ from evaluation.diagnostics.attention_weights import bucket_edges, record_attent
 from evaluation.diagnostics.repetition import repeated_runs
 from model import TokenPositions
 from model.attention.kernels import attention_details
-from tests.model.zoo import CASES, T, build, ids, reach_of
+from tests.model.zoo import T, build, ids, reach_of
 
 L0 = 8
 KEEP = 4
@@ -52,6 +52,10 @@ def brute(model, tokens):
         "stick_breaking",
         "pattern-alibi",
         "kerple-log3",
+        "fox",
+        "path",
+        "cope",
+        "xpos",
     ],
 )
 def test_measures_match_loops_without_cache(case):
@@ -118,13 +122,3 @@ def test_repetition_matches_loops():
                 expected = max(expected, n)
             assert runs[row, t] == expected
     assert repeated_runs(np.array([[5, 5, 5, 5]]), 3).tolist() == [[0, 1, 2, 3]]
-
-
-def test_every_zoo_case_can_be_measured():
-    for case in list(CASES)[::7]:
-        model = build(case)
-        found = record(model, ids(1, reach_of(model, T)))
-        assert found.mismatch < 1e-10, case
-        assert torch.isfinite(found.values["entropy"]).all(), case
-        near = found.values["by_distance"].sum(-1) + found.values["mass_lost"]
-        torch.testing.assert_close(near, torch.ones_like(near))

@@ -35,9 +35,8 @@ def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
 def test_scoring_restores_training_mode_and_gradients(work, sharp):
     text, targets = work
     model = sharp().train()
-    measure(
-        ModelScorer(model), text, fixed_windows(targets, 64), batches(fixed_windows(targets, 64), 1)
-    )
+    windows = fixed_windows(targets, 64)
+    measure(ModelScorer(model), text, windows, batches(windows, 1))
     assert model.training
     # Tables that grew during the evaluation serve a training step afterwards.
     tokens = torch.randint(3, 23, (2, 65))

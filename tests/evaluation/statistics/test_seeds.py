@@ -38,11 +38,21 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
     assert result.claimed
 
 
-@pytest.mark.parametrize("a, b", [(A[:2], B), (A, B[:2]), (A[:1], B[:1]), (A[:, :5], B[:, :5])])
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        (A[:2], B),
+        (A, B[:2]),
+        (A[:1], B[:1]),
+        (A[:, :5], B[:, :5]),
+    ],
+)
 def test_too_few_seeds_or_units_are_points(a, b):
     result = compare(a, b)
     assert result.estimate == pytest.approx(a.mean() - b.mean())
-    assert math.isnan(result.low) and math.isnan(result.high) and not result.claimed
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
+    assert not result.claimed
 
 
 # Standard deviations of the seeds of a scheme and of the baseline, and of what a document makes of
