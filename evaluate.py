@@ -7,7 +7,7 @@
     python evaluate.py RUN --verbose                  the whole summary below the table
     python evaluate.py A B C lengths=[256,512]        several runs on the same targets
     python evaluate.py RUN targets_by=repetition      also what is read at a distance
-    python evaluate.py RUN --dry-run                  list the cells, estimate memory and time
+    python evaluate.py RUN --dry-run                  list the cells, estimate the memory
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
     python evaluate.py hf:HuggingFaceTB/SmolLM2-135M  a model of Hugging Face: hub name or folder
     torchrun --nproc_per_node 2 evaluate.py RUN       on two processes (CPU) or two GPUs
@@ -27,11 +27,10 @@ declared length of a window, the same for all its tokens, so prefilling a cache 
 numbers of a single pass.
 
 Several runs are compared with the first by paired differences on the same targets, as trained or
-under each of `methods`; runs with different tokenizers per byte of the same text. The results are
-written to the first run's folder.
+under each of `methods`. The results are written to the first run's folder.
 
---dry-run checks that the checkpoint and the text exist, lists the cells and estimates memory and
-time. It skips the search for overlaps with the training text.
+--dry-run checks that the checkpoint and the text exist, lists the cells and estimates the
+memory. It skips the search for overlaps with the training text.
 
 Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures.
 Cells measured before are reused, so an interrupted evaluation continues where it stopped.
@@ -89,7 +88,7 @@ def parser_of(usage: str | None) -> SettingsParser:
     add(
         "--dry-run",
         action="store_true",
-        help="list what is measured and estimate memory and time",
+        help="list what is measured and estimate the memory",
     )
     return parser
 

@@ -13,7 +13,7 @@ from data.data_settings import TaskSource
 from data.tasks import Task
 from data.tokenizers import Tokenizer
 from errors import EvaluationError, TrainingError
-from evaluation.scoring.methods import Method, new_sinks
+from evaluation.scoring.methods import CellPlace, Method, new_sinks
 from model import AnyPosition, ModelError, Transformer, legal_overrides
 from run_directory.console import Console
 from run_directory.position_overrides import override, why, widens
@@ -58,11 +58,6 @@ class EvaluatedModel:
     @property
     def original_length(self) -> int:
         return self.settings.original_length or self.settings.train_length
-
-    @property
-    def legal(self) -> str:
-        """Which settings a method may change, as a sentence."""
-        return legal_overrides(self.settings.model)
 
     def settings_under(self, overrides: Sequence[str]) -> RunSettings:
         """The settings under a method. Raises ModelError or TrainingError where it is illegal."""
@@ -119,39 +114,32 @@ class EvaluatedModel:
         return schemes
 
     def absent_cells(
-        self,
-        methods: Sequence[Method],
-        lengths: Sequence[int],
-        refuse: bool,
-        ends: Mapping[int, int] | None = None,
-    ) -> dict[tuple[str, int], str]:
+        self, methods: Sequence[Method], lengths: Mapping[int, int], refuse: bool
+    ) -> dict[CellPlace, str]:
         """The cells whose length exceeds the positions of their method, and why.
 
         Args:
-            ends: the number of positions that a length requires, where it is not the length.
+            lengths: with the number of positions that each requires.
 
         Raises EvaluationError if no cell remains at a length, with `refuse`.
         """
-        ends = ends or {}
         limits = {
             method.label: self.longest(method.overrides)
             for method in methods
             if not method.truncates
         }
-        absent = {
-            (label, length): f"its positions end after {limit} tokens"
-            for label, limit in limits.items()
-            for length in lengths
-            if limit is not None and ends.get(length, length) > limit
-        }
-        for length in lengths if refuse else ():
-            if all((label, length) in absent for label in limits):
+        absent = {}
+        for label, limit in limits.items():
+            for length, end in lengths.items():
+                if limit is not None and end > limit:
+                    absent[label, length] = f"its positions end after {limit} tokens"
+        for length, end in lengths.items():
+            if refuse and all((label, length) in absent for label in limits):
                 raise EvaluationError(
-                    f"length {length} requires {ends.get(length, length)} positions, and "
-                    f"{', '.join(limits)} have at most "
-                    f"{max(limit or 0 for limit in limits.values())}; shorten lengths, or "
-                    "add a method that extends the positions (--matrix tries all). "
-                    f"{self.legal}".rstrip()
+                    f"length {length} requires {end} positions, and {', '.join(limits)} have at "
+                    f"most {max(limits.values())}; shorten lengths, or add a method that extends "
+                    "the positions (--matrix tries all). "
+                    f"{legal_overrides(self.settings.model)}".rstrip()
                 )
         return absent
 

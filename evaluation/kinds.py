@@ -26,7 +26,6 @@ from evaluation.reports.diagnostic_report import attention_report, generation_re
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import item_report, task_report
-from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
@@ -106,16 +105,16 @@ class LossEvaluation(Evaluation):
     settings: EvaluationSettings
 
     def __init__(
-        self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], *more, **options
+        self,
+        settings: EvaluationSettings,
+        runs: Sequence[EvaluatedRun],
+        *more,
+        **options,
     ):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, *more, **options)
         self.left_out: dict[str, str] = {}
-        self.targets: list[ChosenTargets] = []  # of each run
-        if len(_tokenizers(runs)) == 1:
-            self.stores = [open_stores(settings, runs)] * len(runs)
-        else:
-            self.stores = [open_stores(settings, [run]) for run in runs]
+        self.stores = open_stores(settings, runs)
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         methods = super().methods(run)
@@ -130,34 +129,30 @@ class LossEvaluation(Evaluation):
         return methods + [method for method in more if method.label not in labels]
 
     def session(self, run: EvaluatedRun) -> EvaluationSession:
-        self.targets = self.targets or self.choose()
         return EvaluationSession(
             self.settings,
             run.model,
-            self.targets[self.runs.index(run)],
+            self.choose(run),
             self.methods(run),
             cells=run.cells,
             console=self.console,
             ranks=self.ranks,
         )
 
-    def choose(self) -> list[ChosenTargets]:
-        """The targets of each run."""
+    def choose(self, run: EvaluatedRun) -> ChosenTargets:
+        """The targets of a run."""
         settings = self.settings
+        length = run.model.trained_length
         if self.dry_run:  # skips the search for passages shared with the training text
             unchecked = ContaminationSettings(check=False)
             settings = settings.model_copy(update={"contamination": unchecked})
-        targets = []
-        for run, stores in zip(self.runs, self.stores, strict=True):
-            length = run.model.trained_length
-            if not self.dry_run:
-                check_windows(settings, length)
-            targets.append(choose_targets(settings, stores, run.tokenizer, length, self.console))
-        return targets if len(_tokenizers(self.runs)) == 1 else choose_byte_spans(targets)
+        else:
+            check_windows(settings, length)
+        return choose_targets(settings, self.stores, run.tokenizer, length, self.console)
 
     def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
-        facts = {"corpus": self.stores[0].name, "changed": run.changed, **facts}
+        facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
         identity = self.settings.identity()
         if len(self.runs) > 1:
             hashes = [run.model.checkpoint_hash for run in self.runs]
@@ -168,11 +163,8 @@ class LossEvaluation(Evaluation):
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
-
-
-def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
-    return {run.tokenizer.hash for run in runs}
+        exposure = exposure_of(run.run, run.model.step) if self.settings.exposure else None
+        return loss_report(result, analyze(result), name, exposure)
 
 
 def check_windows(settings: EvaluationSettings, trained_length: int) -> None:
@@ -203,10 +195,10 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
             raise EvaluationError(
                 f"{setting} does not support several runs; evaluate them one at a time"
             )
-    if settings.protocol != "fixed-targets" and len(_tokenizers(runs)) > 1:
+    if len({run.tokenizer.hash for run in runs}) > 1:
         raise EvaluationError(
             f"{', '.join(run.name for run in runs)} have different tokenizers, so that their "
-            "losses are comparable per byte only: set protocol=fixed-targets"
+            "targets differ: evaluate them one at a time and compare bits_per_byte"
         )
     trained = [run.model.trained_length for run in runs]
     lengths = sorted({*settings.grid(trained[0]), *trained})

@@ -21,7 +21,7 @@ class ResultRow(NamedTuple):
     Attributes:
         variant: the row of a report: a method, a run, or a scheme of a study under a method.
         length: number of input tokens; None for a metric of all lengths.
-        where: the part of the text, model or units: `unseen`, `layer 1, head 2`, `greedy`.
+        where: the part of the text or model: `layer 1, head 2`, `greedy`.
         at, until: the place within it: a depth, or positions or distances from `at` to before
             `until`.
         seed: '' for all seeds, or for an evaluation of one run.

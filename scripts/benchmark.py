@@ -495,6 +495,8 @@ def measure(work: Workload) -> Measured:
     if work.device == "cpu" and work.threads == 1 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     task = CASES[work.case](work)
+    if work.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     checked = task.call()
     task.call()
     cpu = []

@@ -139,7 +139,8 @@ def assert_text_is_readable(figure: Figure) -> None:
             # An annotation's own extent holds its leader line; only the words must not collide.
             boxes[text] = Text.get_window_extent(text, renderer)
     for text, box in boxes.items():
-        assert box.min.min() >= -0.5 and (box.max <= figure.bbox.max + 0.5).all(), text
+        assert box.min.min() >= -0.5, text
+        assert (box.max <= figure.bbox.max + 0.5).all(), text
     for (text, a), (other, b) in combinations(boxes.items(), 2):
         shared = np.minimum(a.max, b.max) - np.maximum(a.min, b.min)
         assert shared.min() <= 2.0, (text, other)

@@ -26,7 +26,13 @@ def byte_run(
 ) -> Path:
     """Random weights with logits far enough apart that rounding does not change which token is
     chosen."""
-    shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
+    shape = ModelSettings(
+        dim=16,
+        layers=2,
+        heads=2,
+        ffn_dim=24,
+        position=position,
+    )
     settings = RunSettings(
         train_length=length,
         model=shape,

@@ -16,13 +16,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.files import ROOT
 
 
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120) -> float:
+    """Seconds until the condition holds; raises TimeoutError after too many."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            raise TimeoutError
+        time.sleep(0.01)
+    return time.monotonic() - begun
 
 
 def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[Any]:

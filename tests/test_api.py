@@ -1,29 +1,16 @@
 """`import sextant`: load, generate, evaluate and train return plain objects."""
 
-import random
-
 import pytest
 
 import sextant
 from model import Transformer
+from tests.training.conftest import corpus, prepared_root, settings_of_runs  # noqa: F401
 
 
 @pytest.fixture(scope="module")
-def overrides(tmp_path_factory):
-    """Settings of a run of 4 steps on 30 documents."""
-    home = tmp_path_factory.mktemp("api")
-    rng = random.Random(3)
-    (home / "text").mkdir()
-    for i in range(30):
-        text = "".join(rng.choices("abcdefgh ", k=200 + 10 * i))
-        (home / "text" / f"{i:02}.txt").write_text(text, encoding="utf-8")
-    return [
-        "train_length=24", "model.dim=24", "model.layers=1", "model.heads=2", "data.source.name=files",
-        f"data.source.path={home / 'text'}", "data.tokenizer.name=bytes", "data.valid_fraction=0.4",
-        f"data.root={home / 'prepared'}", "training.tokens=384", "training.batch_size=4",
-        "training.validation={targets: 8, spans: 2, multiples: [1]}", "training.samples.tokens=4",
-        "training.precision=float32",
-    ]  # fmt: skip
+def overrides(settings_of_runs):  # noqa: F811
+    """Settings of a run of 4 steps."""
+    return [*settings_of_runs, "training.tokens=768", "training.validation.multiples=[1]"]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +19,12 @@ def run(overrides, tmp_path_factory):
 
 
 def test_training_returns_the_loaded_run(run, overrides):
-    assert run.step == 4 and run.settings.train_length == 24 and isinstance(run.model, Transformer)
+    assert run.step == 4
+    assert run.settings.train_length == 24
+    assert isinstance(run.model, Transformer)
     again = sextant.load(run.folder)
-    assert again.checkpoint_hash == run.checkpoint_hash and not again.model.training
+    assert again.checkpoint_hash == run.checkpoint_hash
+    assert not again.model.training
     assert sextant.train(*overrides, run_dir=run.folder).step == 4  # nothing left to do
 
 
@@ -51,8 +41,15 @@ def test_loading_with_an_override(run):
 
 
 def test_generation_depends_on_prompt_and_seed_only(run):
-    texts = sextant.generate(run, ["ab", "cd"], tokens=5, samples=2, seed=3)
-    assert len(texts) == 4 and all(isinstance(text, str) for text in texts)
+    texts = sextant.generate(
+        run,
+        ["ab", "cd"],
+        tokens=5,
+        samples=2,
+        seed=3,
+    )
+    assert len(texts) == 4
+    assert all(isinstance(text, str) for text in texts)
     assert sextant.generate(run.folder, "cd", tokens=5, seed=4) == texts[3:]
     assert sextant.generate(run, "ab", tokens=5, temperature=0) == sextant.generate(
         run, "ab", tokens=5, top_k=1
@@ -60,11 +57,18 @@ def test_generation_depends_on_prompt_and_seed_only(run):
 
 
 def test_evaluation_is_a_table_with_figures(run):
-    results = sextant.evaluate(run, "documents=6", lengths=[24, 48], targets=8, methods=["trained"])
+    results = sextant.evaluate(
+        run,
+        "documents=6",
+        lengths=[24, 48],
+        targets=8,
+        methods=["trained"],
+    )
     assert results.folder == run.folder / "evaluation" / "python"
     lengths = [row["length"] for row in results.rows if row["metric"] == "nll"]
-    assert lengths == [24, 48] and all(isinstance(length, int) for length in lengths)
-    assert results.figures and all(file.stat().st_size for file in results.figures)
+    assert lengths == [24, 48]
+    assert results.figures
+    assert all(file.stat().st_size for file in results.figures)
     assert "48" in results.text
     pandas = pytest.importorskip("pandas")
     assert isinstance(results.to_pandas(), pandas.DataFrame)

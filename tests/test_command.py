@@ -4,13 +4,11 @@ import os
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 import sextant
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.files import ROOT
 
 
 def test_the_commands_are_listed(call, capsys):
@@ -28,8 +26,15 @@ def test_an_unknown_command_names_the_nearest(call):
 
 def test_a_command_starts_its_script(tmp_path):
     command = [sys.executable, "sextant.py", "runs", str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2 and str(tmp_path) in ended.stderr
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert str(tmp_path) in ended.stderr
 
 
 def test_an_installed_wheel_refuses_to_run(monkeypatch, tmp_path, call):
@@ -81,4 +86,5 @@ def limit() -> float:
 )
 def test_help_and_typos_take_under_four_seconds_of_cpu(arguments, status, limit):
     seconds, ended = cpu_seconds(*arguments.split())
-    assert ended == status and seconds < limit
+    assert ended == status
+    assert seconds < limit

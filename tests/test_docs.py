@@ -17,11 +17,10 @@ import torch
 
 from evaluation.protocols import settings_class
 from model import SCHEMES, TokenPositions, Transformer
+from tests.files import ROOT
 from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
 from tests.test_house import arrows, sources
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_positions_page_matches_registry(monkeypatch, capsys):
@@ -81,7 +80,13 @@ def add_scheme(folder: Path, code: str) -> None:
 def test_walkthrough_in_a_copy_of_the_tree(tmp_path):
     """The page's first example trains, has help and passes the tests that the page names."""
     command = ["git", "ls-files", ":!*.png", ":!docs/results"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for name in listed.stdout.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -101,7 +106,8 @@ def test_walkthrough_in_a_copy_of_the_tree(tmp_path):
     position = "model.position.name=root"
     text = ["--data", "texts", "data.tokenizer={name: bytes}", "data.valid_fraction=0.5"]
     train = ["train.py", "configs/tiny.yaml", position, *text, *MINIATURE, "--run-dir", "run"]
-    assert status(*train) == 0 and status("train.py", "--help", "root") == 0
+    assert status(*train) == 0
+    assert status("train.py", "--help", "root") == 0
     changed = "model.position.stretch=2"
     assert status("generate.py", "run", "--prompt", "text", "--tokens", "4", changed) == 0
 
@@ -110,7 +116,8 @@ def example(name, folder, monkeypatch) -> Transformer:
     file = folder / f"{name}.py"
     file.write_text(EXAMPLES[name], encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"{name}_example", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     title = name.title().replace("_", "")
@@ -350,10 +357,8 @@ def clone(tmp_path_factory) -> Clone:
 
 
 def test_documents_contain_commands():
-    assert (
-        len(COMMANDS) > 30
-        and "python evaluate.py RUN configs/evaluation/extension.yaml" in COMMANDS
-    )
+    assert len(COMMANDS) > 30
+    assert "python evaluate.py RUN configs/evaluation/extension.yaml" in COMMANDS
     assert len(BLOCKS) >= 2
 
 
@@ -390,14 +395,8 @@ def test_the_notebook_runs(clone, monkeypatch):
     nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources=resources
     ).execute()
-    images = [
-        output
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if "image/png" in output.get("data", {})
-    ]
-    assert len(images) >= 2
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
 
 
 @pytest.mark.slow
@@ -405,7 +404,14 @@ def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     options = ["--strict", "--site-dir", str(tmp_path / "site")]
     line = [sys.executable, "-m", "mkdocs", "build", *options]
-    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    found = subprocess.run(
+        line,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -468,11 +474,9 @@ def test_architecture_names_are_defined():
     named = re.findall(r"`([\w/]+\.py)` \(`(\w+)`\)", ARCHITECTURE.read_text(encoding="utf-8"))
     assert len(named) > 30
     for path, name in named:
+        source = (ROOT / path).read_text(encoding="utf-8")
         definition = rf"^ *(class|def) {name}\b|^{name}\b.* = "
-        assert re.search(definition, (ROOT / path).read_text(encoding="utf-8"), flags=re.M), (
-            path,
-            name,
-        )
+        assert re.search(definition, source, flags=re.M), (path, name)
 
 
 def test_import_diagram_matches_imports():

@@ -120,12 +120,13 @@ class PassageReader:
         whole = last < edges[part + 1]
         part = part[whole]
         document = np.array([document for document, _, _ in parts], dtype=np.int64)
-        shift = np.array([offset for _, offset, _ in parts]) - edges[:-1]
+        offset = np.array([offset for _, offset, _ in parts])
+        shift = (offset - edges[:-1])[part]
         return Passages(
-            range_hashes(hashes, starts[whole], ends[whole] + 1),
-            document[part],
-            first[whole] + shift[part],
-            last[whole] + shift[part],
+            hashes=range_hashes(hashes, starts[whole], ends[whole] + 1),
+            document=document[part],
+            first=first[whole] + shift,
+            last=last[whole] + shift,
         )
 
     def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -134,22 +135,24 @@ class PassageReader:
         text = raw.decode("utf-8", "surrogateescape")
         pieces = _WORD.split(text.translate(self.folded))  # words at odd indices
         words = pieces[1::2]
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        lengths = np.array([len(piece) for piece in pieces])
         ends = np.cumsum(lengths)[1::2]
         starts = ends - lengths[1::2]
         if not text.isascii():
             # From folded characters to bytes, both by the characters of the text.
             codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-            sizes = np.zeros((2, int(codes.max()) + 1), dtype=np.int64)  # bytes, when folded
+            in_bytes = np.zeros(int(codes.max()) + 1, dtype=np.int64)
+            when_folded = np.zeros_like(in_bytes)
             for character in set(text):
-                size = len(character.encode("utf-8", "surrogateescape"))
-                sizes[:, ord(character)] = size, len(self.folded[ord(character)])
-            byte = np.append(0, np.cumsum(sizes[0, codes]))
-            character = np.repeat(np.arange(len(text)), sizes[1, codes])
+                code = ord(character)
+                in_bytes[code] = len(character.encode("utf-8", "surrogateescape"))
+                when_folded[code] = len(self.folded[code])
+            byte = np.append(0, np.cumsum(in_bytes[codes]))
+            character = np.repeat(np.arange(len(text)), when_folded[codes])
             starts = byte[character[starts]]
             ends = byte[character[ends - 1] + 1]
         weight = np.array([WORDS if word[0] == _SINGLE else CHARACTERS for word in words], np.int64)
-        hashes = np.fromiter(map(self.hashes.__getitem__, words), np.uint64, len(words))
+        hashes = np.array([self.hashes[word] for word in words], np.uint64)
         return hashes, weight, starts, ends - 1
 
 

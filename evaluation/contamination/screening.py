@@ -2,8 +2,8 @@
 corpus.
 
 A passage is 13 words (evaluation/contamination/ngrams.py), at every offset, on both sides. The
-passages of the evaluated corpus are held in memory and the training text is streamed, without
-sampling. The result depends only on the two stores and is cached on disk.
+passages of the evaluated corpus are held in memory and the training text is streamed. The result
+depends only on the two stores and is cached on disk.
 
 Fixed targets are drawn outside such passages. The other protocols score all tokens of a document
 and drop the targets inside, equally at every length and under every method. Passages shared by
@@ -12,7 +12,7 @@ documents of the corpus count once: they are excluded from all but the first of 
 
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,6 @@ from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from evaluation.stores import EvaluationStores
 
-MOST = 1 << 26  # tokens of an evaluated corpus beyond which its passages are sampled by hash
 # log2 of bits per passage in the filter that most of the training text does not pass
 FILTER_BITS = 4
 LONG = 1 << 20  # tokens of training text beyond which progress is shown
@@ -40,7 +39,6 @@ class Overlap:
 
     trained: np.ndarray  # occur in the training text
     repeated: np.ndarray  # occur in an earlier document of the corpus
-    sample: int = 1  # one passage in this many was compared
     # why the training text was not compared, as a sentence; '' if all of it was
     unchecked: str = ""
 
@@ -50,36 +48,27 @@ class Overlap:
         return _merged(np.concatenate([self.trained, self.repeated]))
 
 
-def find_overlap(
-    store, train, tokenizer, *, cache: Path | None = None, console=None, most: int = MOST
-) -> Overlap:
+def find_overlap(store, train, tokenizer, *, cache: Path | None = None, console=None) -> Overlap:
     """What `store` shares with the training store `train` (None: with itself alone), both made with
     `tokenizer`. Cached in the folder `cache`, if it is writable."""
-    known = {
-        "version": VERSION,
-        "corpus": store.hash,
-        "train": None if train is None else train.hash,
-    }
-    path = (
-        None
-        if cache is None
-        else Path(cache) / f"{canonical_hash({**known, 'most': most})[:16]}.npz"
-    )
-    if path is not None and (cached := _read(path)) is not None:
-        return cached
+    path = None
+    if cache is not None:
+        key = [VERSION, store.hash, None if train is None else train.hash]
+        path = cache / f"{canonical_hash(key)[:16]}.npz"
+        if (cached := _read(path)) is not None:
+            return cached
     reader = PassageReader(tokenizer)
     tokens = 0 if train is None else int(train.lengths.sum())
     if console is None or tokens < LONG:
-        overlap = _search(store, train, reader, most)
+        overlap = _search(store, train, reader)
     else:
-        with console.bar(
-            "comparing with the training text", total=tokens / 1e6, unit="Mtok"
-        ) as bar:
-            overlap = _search(store, train, reader, most, lambda n: bar.advance(n / 1e6))
+        title = "comparing with the training text"
+        with console.bar(title, total=tokens / 1e6, unit="Mtok") as bar:
+            overlap = _search(store, train, reader, lambda n: bar.advance(n / 1e6))
     if path is not None:
         try:
             with atomic(path) as file:
-                np.savez_compressed(file, **asdict(overlap))
+                np.savez_compressed(file, trained=overlap.trained, repeated=overlap.repeated)
         except OSError as error:  # a read-only folder: only time is lost
             if console:
                 console.warn(f"cannot cache the shared passages: {error}")
@@ -90,17 +79,10 @@ def _search(
     store,
     train,
     reader: PassageReader,
-    most: int,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> Overlap:
-    sample = 1
-    while store.lengths.sum() > most * sample:
-        sample *= 2
-    parts = []
-    for block in reader.passages(store):
-        here = block.hashes % np.uint64(sample) == 0
-        parts.append([column[here] for column in block])
-    hashes, document, first, last = (np.concatenate(column) for column in zip(*parts, strict=True))
+    columns = zip(*reader.passages(store), strict=True)
+    hashes, document, first, last = (np.concatenate(column) for column in columns)
     rows = np.stack([document, first, last], axis=1)
     keys, key = np.unique(hashes, return_inverse=True)
 
@@ -116,11 +98,7 @@ def _search(
 
     earliest = np.full(len(keys), store.n_documents)
     np.minimum.at(earliest, key, document)
-    return Overlap(
-        _merged(rows[seen[key]]),
-        _merged(rows[document > earliest[key]]),
-        sample,
-    )
+    return Overlap(_merged(rows[seen[key]]), _merged(rows[document > earliest[key]]))
 
 
 def _merged(rows: np.ndarray) -> np.ndarray:
@@ -130,28 +108,30 @@ def _merged(rows: np.ndarray) -> np.ndarray:
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     # Documents are offset on one axis, so that one running maximum serves all of them.
     gap = int(rows[:, 2].max()) + 2
-    begin = rows[:, 0] * gap + rows[:, 1]
-    end = np.maximum.accumulate(rows[:, 0] * gap + rows[:, 2])
-    new = np.append(True, begin[1:] > end[:-1] + 1)
-    stops = np.append(np.flatnonzero(new)[1:], len(rows)) - 1
-    return np.stack([rows[new, 0], rows[new, 1], end[stops] - rows[new, 0] * gap], axis=1)
+    offset = rows[:, 0] * gap
+    begin = offset + rows[:, 1]
+    end = np.maximum.accumulate(offset + rows[:, 2])
+    is_new = np.append(True, begin[1:] > end[:-1] + 1)
+    is_last = np.append(is_new[1:], True)
+    merged = rows[is_new]
+    merged[:, 2] = end[is_last] - offset[is_last]
+    return merged
 
 
 def _read(path: Path) -> Overlap | None:
     # A damaged file counts as missing.
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
-            return Overlap(
-                record["trained"],
-                record["repeated"],
-                int(record["sample"]),
-            )
+            return Overlap(record["trained"], record["repeated"])
     except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
         return None
 
 
 def shared_text(
-    settings: ContaminationSettings, stores: EvaluationStores, tokenizer: Tokenizer, console=None
+    settings: ContaminationSettings,
+    stores: EvaluationStores,
+    tokenizer: Tokenizer,
+    console=None,
 ) -> Overlap:
     """What of the text to read is excluded."""
     unchecked = ""
@@ -161,13 +141,13 @@ def shared_text(
         unchecked = "This is training text, not held-out text."
     if unchecked:
         nothing = np.zeros((0, 3), dtype=np.int64)
-        return Overlap(nothing, nothing, unchecked=unchecked)
+        return Overlap(nothing, nothing, unchecked)
     overlaps = [
         find_overlap(stores.read, train, tokenizer, cache=stores.overlaps, console=console)
         for train in stores.trained or [None]
     ]
     together = _merged(np.concatenate([overlap.trained for overlap in overlaps]))
-    return Overlap(together, overlaps[0].repeated, overlaps[0].sample, stores.unknown)
+    return Overlap(together, overlaps[0].repeated, stores.unknown)
 
 
 @dataclass(frozen=True)
@@ -202,7 +182,6 @@ def screen(
     again = _targets_in(shared.repeated, text, of) & ~seen
     record = {
         "checked": not shared.unchecked,
-        "sample": shared.sample,
         "share": float((seen | again).mean()),
         "in_training": int(seen.sum()),
         "repeated": int(again.sum()),
@@ -223,15 +202,17 @@ def _targets_in(
     documents = windows.target_documents()
     index = windows.target_indices() + text.shift
     # documents are offset on one axis
-    gap = 1 + max(int(index.max(initial=0)), int(rows[:, 2].max()))
+    gap = 1 + int(max(index.max(initial=0), rows[:, 2].max()))
     at = documents * gap + index
-    row = np.searchsorted(rows[:, 0] * gap + rows[:, 1], at, side="right") - 1
-    return (row >= 0) & (at <= rows[row, 0] * gap + rows[row, 2])
+    begins = rows[:, 0] * gap + rows[:, 1]
+    ends = rows[:, 0] * gap + rows[:, 2]
+    row = np.searchsorted(begins, at, side="right") - 1
+    return (row >= 0) & (at <= ends[row])
 
 
 def _ranges(mask: np.ndarray) -> list[list[int]]:
     """[first, one past the last] of each run of targets where `mask` is set."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return edges.reshape(-1, 2).tolist()
 
 

@@ -1,11 +1,9 @@
 """`protocol: attention`: attention of every method at every length, on windows of the fixed
 targets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from errors import EvaluationError
 from evaluation.diagnostics.attention_weights import (
@@ -15,16 +13,14 @@ from evaluation.diagnostics.attention_weights import (
 )
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
-from evaluation.diagnostics.turns import frequencies_of, pairs_of
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
-from evaluation.scoring.methods import Method
+from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.plan import EvaluationPlan, fixed_plan
-from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell
 from evaluation.scoring.text import EvaluationText
 from model import Transformer
-from model.position.scaling import turns_within
 
 
 @dataclass(kw_only=True)
@@ -34,14 +30,12 @@ class AttentionResult(DiagnosticResult):
 
     Attributes:
         seen: merged over the windows.
-        pairs: rotary pairs of all cells, for results.json.
     """
 
     settings: AttentionDiagnosticSettings
     plan: EvaluationPlan
     layer_kinds: list[str] = field(default_factory=list)
-    seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
-    pairs: list[dict] = field(default_factory=list)
+    seen: dict[CellPlace, AttentionSample] = field(default_factory=dict)
 
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
@@ -72,11 +66,11 @@ class AttentionSession(CellSession):
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
         documents = self.chosen[plan.lengths[0]].document
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
-        super().__init__(AttentionResult(**fields, plan=plan), None, console, EvaluationRanks())
+        result = AttentionResult(**fields, plan=plan)
+        lengths = {length: length for length in plan.lengths}
+        super().__init__(result, lengths, None, console, EvaluationRanks())
         if plan.note:
             self.warn(plan.note)
-        result = self.result
-        result.absent |= subject.absent_cells(result.methods, plan.lengths, refuse=True)
         self.title = f"attention in {len(result.unit)} windows"
         model = subject.under((), settings.dtype)
         result.layer_kinds = list(model.settings.layer_kinds)
@@ -86,11 +80,6 @@ class AttentionSession(CellSession):
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"
                 )
-        l0 = subject.trained_length
-        self.trained_turns = {
-            kind: turns_within(frequencies, l0)
-            for kind, frequencies in frequencies_of(model, l0).items()
-        }
 
     def cells(self) -> list[EvaluationCell]:
         return [
@@ -103,43 +92,35 @@ class AttentionSession(CellSession):
                 chunk=self.settings.chunk,
                 windows=self.chosen[length],
             )
-            for method in self.result.methods
-            for length in self.result.plan.lengths
-            if (method.label, length) not in self.result.absent
+            for method, length in self.places()
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> AttentionSample:
         windows = cell.windows
         tokens = self.text.windows(windows.document, windows.end, cell.length)
         tokens = torch.from_numpy(tokens).to(self.device)
         parts = []
         for rows in tokens.split(batch):
-            parts.append(self._record(model, rows[:, :-1]))
+            sample = record_attention(
+                model,
+                rows[:, :-1],
+                keep=self.settings.targets,
+                chunk=self.settings.chunk,
+                edges=self.result.edges(cell.length),
+                trained_length=self.subject.trained_length,
+            )
+            parts.append(sample)
             advance(len(rows) / len(tokens))
         return merged(parts)
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
         self.result.seen[cell.where] = values
-        for pair in pairs_of(self.model(cell), self.trained_turns, cell.length):
-            place = {"method": cell.method.label, "length": cell.length}
-            self.result.pairs.append(place | pair)
-
-    def trial(self, model: Transformer, length: int, keep: int) -> None:
-        tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)
-        self._record(model, tokens)
-
-    def _record(self, model: Transformer, tokens: Tensor) -> AttentionSample:
-        """What the last queries of these windows (B, length) attend to."""
-        return record_attention(
-            model,
-            tokens,
-            keep=self.settings.targets,
-            chunk=self.settings.chunk,
-            edges=self.result.edges(tokens.shape[1]),
-            trained_length=self.result.subject.trained_length,
-        )
 
 
 def merged(parts: list[AttentionSample]) -> AttentionSample:

@@ -73,7 +73,7 @@ class AttentionRecorder:
 
     def __init__(self, layers: int, first_query: int, edges: Sequence[int], trained_length: int):
         self.first_query = first_query
-        self.edges = torch.tensor(list(edges))
+        self.edges = torch.tensor(edges)
         self.trained_length = trained_length
         # numerators, denominators
         self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(layers)]
@@ -106,61 +106,66 @@ class AttentionRecorder:
                 sums[name] = total + value, counted + count
 
     def _measured(
-        self, block: AttentionDetails, distance: Tensor, start: int
+        self,
+        block: AttentionDetails,
+        distance: Tensor,
+        start: int,
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums over a block of queries and the number of queries in them: (B, H), or (B, H,
         buckets)."""
-        weights = block.weights
+        weights = block.weights  # (B, H, t, s), as the logits
         logits = block.logits
         assert logits is not None
-        # (B, H, t), (B, H, t, s)
-        total = weights.sum(-1)
-        finite = torch.isfinite(logits)
-        attends = total > 0
+        total = weights.sum(-1)  # (B, H, t)
         every = torch.ones_like(total, dtype=torch.bool)
-        shares = weights / total.clamp(min=torch.finfo(total.dtype).tiny)[..., None]
+        attends = total > 0
+        tiny = torch.finfo(total.dtype).tiny
+        shares = weights / total.clamp(min=tiny)[..., None]
+        finite = torch.isfinite(logits)
+        has_logits = finite.any(-1)
         seen = finite | (weights > 0)
         keys = seen.sum(-1)
         entropy = torch.special.entr(shares).sum(-1)
-        position = self.first_query + start + torch.arange(weights.shape[2], device=weights.device)
+        uniform_entropy = keys.clamp(min=2).double().log()
         # (1, 1, t, s)
-        first = distance == position[:, None]
-        beyond = distance >= self.trained_length
-        deviation = _variance(logits, finite)
+        position = self.first_query + start + torch.arange(weights.shape[2], device=weights.device)
+        is_first = distance == position[:, None]
+        is_beyond = distance >= self.trained_length
         highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
         measured = {  # of each query, and the queries that count
             "entropy": (entropy, attends),
-            "entropy_relative": (entropy / keys.clamp(min=2).double().log(), attends & (keys > 1)),
-            "first_token": ((weights * first).sum(-1), every),
-            "mass_beyond": ((weights * beyond).sum(-1), every),
+            "entropy_relative": (entropy / uniform_entropy, attends & (keys > 1)),
+            "first_token": ((weights * is_first).sum(-1), every),
+            "mass_beyond": ((weights * is_beyond).sum(-1), every),
             "mass_lost": ((1 - total).clamp(min=0), every),
-            "logit_std": (deviation.sqrt(), finite.any(-1)),
-            "logit_max": (highest, finite.any(-1)),
+            "logit_std": (_variance(logits, finite).sqrt(), has_logits),
+            "logit_max": (highest, has_logits),
             "reach_90": (_reach(shares, distance), attends),
             "distance_mean": ((shares * distance).sum(-1), attends),
             "keys": (keys, every),
         }
-        out = {
-            name: (torch.where(counted, values.double(), 0.0).sum(-1), counted.sum(-1))
-            for name, (values, counted) in measured.items()
-        }
-        index = (
-            torch.bucketize(distance.clamp(min=0), self.edges.to(distance.device), right=True) - 1
-        )
+        out = {}
+        for name, (values, counted) in measured.items():
+            total_value = torch.where(counted, values.double(), 0.0).sum(-1)
+            out[name] = (total_value, counted.sum(-1))
+        edges = self.edges.to(distance.device)
+        bucket = torch.bucketize(distance.clamp(min=0), edges, right=True) - 1
         uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]
         queries = every.sum(-1)[..., None]
         for name, mass in (("by_distance", weights), ("visible", uniform)):
-            out[name] = _by_bucket(mass, index, len(self.edges) - 1), queries
+            out[name] = (_by_bucket(mass, bucket, len(self.edges) - 1), queries)
         return out
 
     def result(self) -> AttentionSample:
-        """Means over all recorded queries."""
-
-        def mean(name: str) -> Tensor:  # 0 / 0 is NaN: undefined
-            each = [sums[name] for sums in self.sums]
-            return torch.stack([(value.double() / count).cpu() for value, count in each], 1)
-
-        return AttentionSample({name: mean(name) for name in self.sums[0]}, self.mismatch)
+        """Means over all recorded queries; 0 / 0 is NaN: undefined."""
+        values = {}
+        for name in self.sums[0]:
+            by_layer = []
+            for sums in self.sums:
+                total, count = sums[name]
+                by_layer.append((total.double() / count).cpu())
+            values[name] = torch.stack(by_layer, dim=1)
+        return AttentionSample(values, self.mismatch)
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
@@ -203,10 +208,14 @@ def record_attention(
     cache = model.make_cache(rows, length)
     for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(
-            stop - start, offset=start, length=length, device=tokens.device
+            stop - start,
+            offset=start,
+            length=length,
+            device=tokens.device,
         )
-        options = {"keep": 0}
-        if stop == length:
-            options = {"keep": keep, "hooks": recorder.hooks()}
-        model(tokens[:, start:stop], places, cache=cache, **options)
+        part = tokens[:, start:stop]
+        if stop < length:
+            model(part, places, cache=cache, keep=0)
+        else:
+            model(part, places, cache=cache, keep=keep, hooks=recorder.hooks())
     return recorder.result()

@@ -3,7 +3,7 @@
 The true continuation is the reference. A row ends when the model generates EOS.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +14,9 @@ from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSetti
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
-from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell
 from evaluation.scoring.targets import draw_integer, draw_targets
 from evaluation.scoring.text import EvaluationText
 from generation.decoding import Generation
@@ -99,42 +98,32 @@ class GenerationSession(CellSession):
         fields = common_fields(settings, subject, methods, text, tokenizer.hash, drawn.document)
         edges = [*range(prompt, total - width // 2, width), total]
         result = GenerationResult(**fields, edges=edges, targets_hash=drawn.hash)
-        super().__init__(result, None, console, EvaluationRanks())
+        # the last token is generated and not read
+        super().__init__(result, {total: total - 1}, None, console, EvaluationRanks())
         self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.title = f"{len(self.real)} prompts of {prompt} tokens"
-        # the last token is generated and not read
-        result.absent |= subject.absent_cells(
-            result.methods, [total], refuse=True, ends={total: total - 1}
-        )
 
     def cells(self) -> list[EvaluationCell]:
-        rows, total = self.real.shape
         return [
             EvaluationCell(
                 method,
                 total,
                 self.key(method, total) | {"source": source, "method": method.label},
-                inputs=np.full(rows, total),
+                inputs=np.full(len(self.real), total),
                 keep=total - self.prompt,
                 chunk=self.settings.chunk,
                 role=source,
             )
-            for method in self.result.methods
-            if (method.label, total) not in self.result.absent
+            for method, total in self.places()
             for source in self.result.sources
         ]
 
-    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
-        """From the time of a few generated tokens."""
-        model = self.model(cells[0])
-        new = np.array([cell.keep for cell in cells if cell.role != REAL])
-        few = min(8, new.min())
-        return fit_pace(
-            lambda n: self._generate(model, self.real[:, : self.prompt + n], 0.0), few, few
-        )(new)
-
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> tuple[str, dict[str, np.ndarray]]:
         """The continuation of the first prompt, and the measures of that of every prompt, scored by
         the model in one pass, declared at its own length."""

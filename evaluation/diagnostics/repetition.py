@@ -2,18 +2,11 @@
 
 import numpy as np
 
-GRAMS = (1, 2, 3, 4)
+GRAM = 4
 
 MEASURES = {
-    **{
-        f"repeated_{n}": f"share of {n}-grams that ended before within as many tokens as a bucket "
-        f"has"
-        for n in GRAMS
-    },
-    **{
-        f"distinct_{n}": f"different {n}-grams of a bucket, as a share of its {n}-grams"
-        for n in GRAMS
-    },
+    "repeated_4": "share of 4-grams that ended before within as many tokens as a bucket has",
+    "distinct_1": "different tokens of a bucket, as a share of its tokens",
     "longest_run": "longest stretch of a bucket, in tokens, that repeats one of the last tokens "
     "before",
     "nll": "NLL of the tokens under the model, nats, at temperature 1",
@@ -30,26 +23,16 @@ def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
         same = tokens[:, shift:] == tokens[:, :-shift]
         # The length of the run is the distance to the last mismatch.
         last = np.maximum.accumulate(np.where(same, -1, place[: count - shift]), axis=1)
-        np.maximum(
-            longest[:, shift:],
-            place[: count - shift] - last,
-            out=longest[:, shift:],
-        )
+        run = place[: count - shift] - last
+        longest[:, shift:] = np.maximum(longest[:, shift:], run)
     return longest
 
 
-def distinct(tokens: np.ndarray, n: int) -> float:
-    """Different n-grams of a stretch of ids, as a share of all its n-grams; NaN where it has
-    none."""
-    count = len(tokens) - n + 1
-    if count < 1:
-        return float("nan")
-    grams = np.lib.stride_tricks.sliding_window_view(tokens, n)
-    return len(np.unique(grams, axis=0)) / count
-
-
 def by_bucket(
-    tokens: np.ndarray, ends: np.ndarray, nll: np.ndarray, edges: list[int]
+    tokens: np.ndarray,
+    ends: np.ndarray,
+    nll: np.ndarray,
+    edges: list[int],
 ) -> dict[str, np.ndarray]:
     """Every measure, (R, buckets); NaN where a row has no token in a bucket.
 
@@ -70,9 +53,8 @@ def by_bucket(
             if low >= high:
                 break
             here = runs[row, low:high]
-            for gram in GRAMS:
-                out[f"repeated_{gram}"][row, n] = (here >= gram).mean()
-                out[f"distinct_{gram}"][row, n] = distinct(tokens[row, low:high], gram)
+            out["repeated_4"][row, n] = (here >= GRAM).mean()
+            out["distinct_1"][row, n] = len(np.unique(tokens[row, low:high])) / (high - low)
             out["longest_run"][row, n] = here.max()
             out["nll"][row, n] = nll[row, low:high].mean()
     return out

@@ -9,8 +9,6 @@ like, and to `absent` (method, length, reason: cells without numbers):
                  The measures are in `measures`; one that does not exist for a cell has no row.
     by_distance  method, length, layer, head (null as above), edges (buckets + 1), mass (of each
                  bucket), and uniform: the mass of uniform attention over the visible keys.
-    pairs        rotary pairs: method, length, kind of layer, pair, wavelength (null: no rotation),
-                 turns within that length, turns_trained within the trained length as trained.
     mismatch     largest |weights·values − output of the model's own kernel| over all cells.
 
 The metrics of results.csv are the measures, and mass and uniform_mass of a layer by distance (`at`,
@@ -28,7 +26,7 @@ results.json of generated text:
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -40,14 +38,13 @@ from evaluation.diagnostics.diagnostic_session import DiagnosticResult
 from evaluation.diagnostics.generation import REAL, GenerationResult
 from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.document import ReportTable
-from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats, not_measured
 from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
 from evaluation.reports.reported_results import ReportedResults, method_variants, metrics_table
 from evaluation.reports.results_files import clean
 from evaluation.reports.text import counted
 from evaluation.results_table import ResultRow, ResultsTable, number
-from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
 
@@ -74,13 +71,13 @@ UNIFORM = "uniform attention"
 
 
 def report_of(
-    result: DiagnosticResult, record: dict, rows: Callable, name: str, title: str
+    result: DiagnosticResult,
+    record: dict,
+    rows: Callable,
+    name: str,
+    title: str,
 ) -> EvaluationReport:
     """A report whose sentences and tables are still missing."""
-    absent = [
-        {"method": method, "length": length, "reason": reason}
-        for (method, length), reason in (result.absent | result.failed).items()
-    ]
     units = len(np.unique(result.unit))
     record = {
         **basis(result),
@@ -88,7 +85,7 @@ def report_of(
         "units": units,
         "unit": result.unit_kind,
         "bos": result.settings.bos,
-        "absent": absent,
+        "absent": not_measured(result),
         **record,
     }
     record = clean(record, DIGITS)
@@ -113,7 +110,10 @@ def flat_rows(record: dict) -> Iterator[ResultRow]:
 
 
 def flat_row(cell: dict) -> ResultRow:
-    parts = [f"{part} {cell[part] + 1}" for part in ("layer", "head") if cell.get(part) is not None]
+    parts = []
+    for part in ("layer", "head"):
+        if cell.get(part) is not None:
+            parts.append(f"{part} {cell[part] + 1}")
     return ResultRow(
         name_of(cell["method"]),
         cell["measure"],
@@ -181,14 +181,12 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         "measures": attention_weights.MEASURES,
         "cells": list(measure_cells(result)),
         "by_distance": list(distance_cells(result)),
-        "pairs": result.pairs,
         "mismatch": max((sample.mismatch for sample in result.seen.values()), default=None),
     }
     report = report_of(result, record, attention_rows, name, "Attention of")
     r = report.results
     report.verdict = attention_verdict(r)
     report.details = [
-        *_slow_pairs(r),
         f"Means over the last {record['queries']} queries of {record['windows']} windows of "
         f"{counted(result.documents, 'document')}, over all heads and layers.",
     ]
@@ -214,23 +212,22 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
     for (method, length), sample in result.seen.items():
         for measure in attention_weights.MEASURES:
             for place, part in places(sample.values[measure]):
-                by_window = part.nanmean((1, 2)).numpy()
-                numbers = mean_over_units(by_window, result.unit, result.settings.confidence)
-                if place["head"] is not None:
-                    mean = float(part.nanmean())
-                    numbers = {"value": mean, "low": None, "high": None}
-                if math.isfinite(numbers["value"]):
-                    cell = {"method": method, "length": length, **place}
-                    yield {**cell, "measure": measure, **numbers}
+                cell = {"method": method, "length": length, **place, "measure": measure}
+                if place["head"] is None:
+                    by_window = part.nanmean((1, 2)).numpy()
+                    cell |= mean_over_units(by_window, result.unit, result.settings.confidence)
+                else:
+                    cell |= {"value": float(part.nanmean()), "low": None, "high": None}
+                if math.isfinite(cell["value"]):
+                    yield cell
 
 
 def distance_cells(result: AttentionResult) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
     for (method, length), sample in result.seen.items():
-        parts = zip(
-            places(sample.values["by_distance"]), places(sample.values["visible"]), strict=True
-        )
-        for (place, mass), (_, visible) in parts:
+        masses = places(sample.values["by_distance"])
+        uniform = places(sample.values["visible"])
+        for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
             yield {
                 "method": method,
                 "length": length,
@@ -246,10 +243,11 @@ def attention_rows(record: dict) -> Iterator[ResultRow]:
     yield from flat_rows(record)
     for cell in record.get("by_distance", ()):
         if cell["head"] is None:
-            for metric, values in (("mass", cell["mass"]), ("uniform_mass", cell["uniform"])):
-                for (low, high), value in zip(pairwise(cell["edges"]), values, strict=True):
-                    row = flat_row(cell | {"measure": metric, "value": value})
-                    yield row._replace(at=low, until=high)
+            for metric, column in (("mass", "mass"), ("uniform_mass", "uniform")):
+                edges = pairwise(cell["edges"])
+                for (start, stop), value in zip(edges, cell[column], strict=True):
+                    place = {"measure": metric, "start": start, "stop": stop}
+                    yield flat_row({**cell, **place, "value": value})
 
 
 def attention_verdict(r: ReportedResults) -> str:
@@ -263,17 +261,6 @@ def attention_verdict(r: ReportedResults) -> str:
             parts.append(f"{name} entropy {shares} of ln n, {beyond[-1].value:.1%} beyond L0")
     lengths = r.table.lengths("entropy_relative")
     return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
-
-
-def _slow_pairs(r: ReportedResults) -> Iterator[str]:
-    """Rotary pairs that never complete a turn."""
-    pairs = {pair["pair"]: pair for pair in r.facts["pairs"] if pair["method"] == TRAINED}
-    if pairs:
-        slow = sum(pair["turns_trained"] < 1 for pair in pairs.values())
-        yield (
-            f"{slow} of {len(pairs)} rotary pairs never completed a turn within "
-            f"{r.trained_length:,} tokens."
-        )
 
 
 def attention_tables(r: ReportedResults) -> list[ReportTable]:
@@ -290,8 +277,6 @@ def attention_figures(r: ReportedResults) -> dict[str, Figure]:
     if len(r.names) > 1:
         styles = styles_of(r.names, name_of(TRAINED))
         figures["attention_by_method"] = attention_figure(r, styles)
-    if r.facts["pairs"]:
-        figures["rotary_pairs"] = pairs_figure(r)
     return figures
 
 
@@ -312,8 +297,10 @@ def layers_figure(r: ReportedResults, name: str) -> Figure:
     layers = [f"layer {n + 1}" for n in range(len(r.facts["layer_kinds"]))]
 
     def rows(measure: str) -> list[ResultRow]:
-        own = [r.table.select(measure, name, where=where) for where in ("", *layers)]
-        return renamed(chain(*own), lambda row: row.where or MEAN)
+        rows = [
+            row for where in ("", *layers) for row in r.table.select(measure, name, where=where)
+        ]
+        return renamed(rows, lambda row: row.where or MEAN)
 
     styles = shades(layers) | styles_of([MEAN], MEAN)
     return attention_figure(r, styles, rows, f"Attention beyond the trained length, {name}")
@@ -321,16 +308,16 @@ def layers_figure(r: ReportedResults, name: str) -> Figure:
 
 def mass_figure(r: ReportedResults, name: str) -> Figure:
     """A panel for each layer, a line for each length."""
-    lengths = r.table.lengths("entropy_relative")
-    lengths = [n for n in lengths if r.table.get(name, "entropy", n)]
+    lengths = [row.length for row in r.table.select("entropy", name)]
     longest = lengths[-1]
     by_layer = {}
     for n, kind in enumerate(r.facts["layer_kinds"], start=1):
         mass = r.table.select("mass", name, where=f"layer {n}")
         uniform = r.table.select("uniform_mass", name, where=f"layer {n}")
+        uniform = [row for row in uniform if row.length == longest]
         by_layer[f"layer {n}, {kind}"] = [
             *renamed(mass, lambda row: f"{row.length:,} tokens"),
-            *renamed((row for row in uniform if row.length == longest), lambda row: UNIFORM),
+            *renamed(uniform, lambda row: UNIFORM),
         ]
     ticks = [*(4**k for k in range(12) if 4**k < longest), longest]
     note = "Buckets of distance that double: 0, 1, 2–3, 4–7, ... Dotted: trained length."
@@ -344,24 +331,6 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
         shares=by_layer,
         top=max(row.value for rows in by_layer.values() for row in rows),
     )
-
-
-def pairs_figure(r: ReportedResults) -> Figure:
-    """Wavelength of every rotary pair at the longest length under each method, and the trained
-    length."""
-    longest = {pair["method"]: pair["length"] for pair in r.facts["pairs"]}
-    kinds = {pair["kind"] for pair in r.facts["pairs"]}
-    spectra: dict[str, list[float]] = {}
-    for pair in r.facts["pairs"]:
-        if pair["length"] == longest[pair["method"]]:
-            name = name_of(pair["method"]) + (f", {pair['kind']}" if len(kinds) > 1 else "")
-            spectra.setdefault(name, []).append(pair["wavelength"] or math.inf)
-    text = FigureText(
-        f"Rotary pairs and the trained length, at {max(longest.values()):,} tokens",
-        f"{r.title}: hollow where a turn takes longer than the trained length",
-    )
-    waves = {name: np.array(own) for name, own in spectra.items()}
-    return wavelength_figure(waves, r.trained_length, text)
 
 
 # Generated text.
@@ -396,10 +365,11 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
 
 def generation_cells(result: GenerationResult) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
-    for (method, source), values in result.values.items():
-        for measure, value in values.items():  # (P, buckets)
-            for n, (start, stop) in enumerate(pairwise(result.edges)):
-                rows = int(np.isfinite(value[:, n]).sum())
+    buckets = list(pairwise(result.edges))
+    for (method, source), by_measure in result.values.items():
+        for measure, by_bucket in by_measure.items():  # (P, buckets)
+            for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
+                rows = int(np.isfinite(values).sum())
                 if rows:
                     yield {
                         "method": method,
@@ -407,7 +377,7 @@ def generation_cells(result: GenerationResult) -> Iterator[dict]:
                         "start": start,
                         "stop": stop,
                         "measure": measure,
-                        **mean_over_units(value[:, n], result.unit, result.settings.confidence),
+                        **mean_over_units(values, result.unit, result.settings.confidence),
                         "rows": rows,
                     }
 

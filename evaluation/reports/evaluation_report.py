@@ -88,7 +88,10 @@ class EvaluationReport:
 
 
 def caveats(
-    units: int, unit_kind: str, runs: Mapping[str, MeasuredCells], notes: Sequence[str] = ()
+    units: int,
+    unit_kind: str,
+    runs: Mapping[str, MeasuredCells],
+    notes: Sequence[str] = (),
 ) -> list[str]:
     """Sentences; `runs`: the results by name, '' for a single one."""
     lines = []
@@ -106,12 +109,25 @@ def caveats(
     for reason, variants in missing.items():
         cells = [f"{name} at {', '.join(lengths)}" for name, lengths in variants.items()]
         lines.append(f"Not measured: {'; '.join(cells)}: {reason}.")
-    dtype = next(iter(runs.values())).settings.dtype
+    errors = []
+    remarks: list[str] = []
+    for result in runs.values():
+        errors += map(abs, result.precision.values())
+        remarks += result.notes
+    dtype = result.settings.dtype
     if dtype != "float32":
-        errors = [abs(error) for result in runs.values() for error in result.precision.values()]
         off = f"; mean NLL within {max(errors):.4f} nats of float32 on a sample" if errors else ""
         lines.append(f"Measured in {dtype}{off}.")
-    return [*lines, *dict.fromkeys(note for result in runs.values() for note in result.notes)]
+    return lines + list(dict.fromkeys(remarks))
+
+
+def not_measured(result: MeasuredCells) -> list[dict]:
+    """The cells without numbers, for results.json."""
+    reasons = result.absent | result.failed
+    return [
+        {"method": method, "length": length, "reason": reason}
+        for (method, length), reason in reasons.items()
+    ]
 
 
 def basis(result: MeasuredCells) -> dict:

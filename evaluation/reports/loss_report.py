@@ -53,8 +53,7 @@ UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigra
 TONES = {"held": "good", "broken": "bad"}
 # metrics of a cell of results.json, with and without intervals
 INTERVALS = ("nll", "delta", "gain", "gain_per_doubling")
-NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "units_needed", "spans_needed")
-NUMBERS += ("bfloat16_minus_float32",)
+NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "bfloat16_minus_float32")
 
 
 @dataclass(kw_only=True)
@@ -82,7 +81,6 @@ class LossResults(ReportedResults):
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
-        per: what losses are per: token, or byte where tokenizers differ.
     """
 
     lengths: list[int]
@@ -98,7 +96,6 @@ class LossResults(ReportedResults):
     baseline: str | None = None
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
-    per: str = "token"
 
     @property
     def against(self) -> str:
@@ -115,8 +112,7 @@ class LossResults(ReportedResults):
 
     @property
     def sample(self) -> str:
-        noun = "targets" if self.per == "token" else f"{self.per}s"
-        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
+        targets = f"{self.facts['targets']:,} targets of {counted(self.units, self.unit_kind)}"
         documents = self.facts.get("documents")
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
@@ -140,7 +136,8 @@ class LossResults(ReportedResults):
 def overview(r: LossResults) -> ReportTable:
     """A row per variant: NLL at every length, the verdict, and the net gain at the longest."""
     is_judged = any(map(r.beyond, r.names))
-    columns = [r.noun, *(["seeds"] if r.seeds else []), *(f"{n:,}" for n in r.lengths)]
+    columns = [r.noun, "seeds"] if r.seeds else [r.noun]
+    columns += [f"{length:,}" for length in r.lengths]
     notes = []
     if is_judged:
         columns += ["verdict", f"net gain at {r.lengths[-1]:,}"]
@@ -157,13 +154,14 @@ def overview(r: LossResults) -> ReportTable:
             row.append(NONE if level is None else plain(level.value))
         if is_judged:
             gain = r.table.get(name, "delta", r.lengths[-1])
-            row += [verdict_cell(r, name), NONE if gain is None else gain_cell(gain, marked=False)]
+            row.append(verdict_cell(r, name))
+            row.append(NONE if gain is None else gain_cell(gain, marked=False))
         rows.append(row)
     if r.unigram is not None:
         notes.append(f"Unigram model: {r.unigram:.3f}.")
     if r.undertrained:
         notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
-    title = f"{r.title}: NLL in nats per {r.per} by context length, {r.sample}"
+    title = f"{r.title}: NLL in nats per token by context length, {r.sample}"
     return ReportTable(title, columns, rows, " ".join(notes))
 
 
@@ -200,7 +198,12 @@ def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
 
 def difference_cell(row: ResultRow) -> TableCell:
     """Colored by its sign if the interval excludes zero."""
-    return TableCell(interval_text(row), "bad" if row.low > 0 else "good" if row.high < 0 else "")
+    tone = ""
+    if row.low > 0:
+        tone = "bad"
+    elif row.high < 0:
+        tone = "good"
+    return TableCell(interval_text(row), tone)
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -210,7 +213,11 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
     if not r.claims(name):
         return POINTS_ONLY
     held, broken, text = outcome(r, name)
-    tone = "bad" if broken < math.inf else "good" if -held == r.lengths[-1] else ""
+    tone = ""
+    if broken < math.inf:
+        tone = "bad"
+    elif -held == r.lengths[-1]:
+        tone = "good"
     return TableCell(text, tone)
 
 
@@ -279,7 +286,10 @@ def styles(r: LossResults) -> Styles:
 
 
 def loss_figure(
-    r: LossResults, text: FigureText, styles: Styles, exposure: Exposure | None = None
+    r: LossResults,
+    text: FigureText,
+    styles: Styles,
+    exposure: Exposure | None = None,
 ) -> Figure:
     """NLL by length, a line per variant, above the differences with their intervals and, if given,
     how often training used each position."""
@@ -292,7 +302,7 @@ def loss_figure(
     top = top_of_colored(rows, styles)
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [
-        length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
+        length_panel(plain_rows, styles, axis, y="NLL, nats per token", levels=levels, top=top)
     ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"
@@ -363,8 +373,6 @@ def loss_report(
     r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
     r.table.extend(read_gain_rows(r.facts))
     r.table.extend(position_rows(r.facts))
-    if not result.settings.exposure:
-        exposure = None
     protocol = result.plan.protocol
     report = EvaluationReport(
         name=name,
@@ -394,9 +402,9 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
     """The results of one run, whose record (results.json) has the facts."""
     methods = list(record["methods"])
     if record["settings"].get("matrix"):  # best first at the longest length
-        last = {cell["method"]: cell["nll"] for cell in record["cells"]}
-        fixed = (TRAINED, TRUNCATE)
-        methods.sort(key=lambda m: (m not in fixed, m not in fixed and (last.get(m) or math.inf)))
+        last = {cell["method"]: cell["nll"] or math.inf for cell in record["cells"]}
+        last |= {TRAINED: -math.inf, TRUNCATE: -math.inf}
+        methods.sort(key=lambda method: last.get(method, math.inf))
     unigram = record["unigram_nll"]
     truncated = record["truncated_nll"]
     is_undertrained = None not in (unigram, truncated) and truncated > unigram - UNDERTRAINED
@@ -478,13 +486,11 @@ def by_unit(result: EvaluationResult, nll: np.ndarray | None) -> list[float] | N
 
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     """The content of results.json."""
-    ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
+    ids, counts = np.unique(result.unit, return_counts=True)
     units = {
         "kind": result.unit_kind,
         "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
         "targets": counts.tolist(),
-        # whether the cluster of each is also in the training text
-        "seen": None if result.seen is None else result.seen[first].tolist(),
     }
     return {
         **basis(result),

@@ -21,7 +21,7 @@ from evaluation.reports.charts import (
     styles_of,
 )
 from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
+from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats, not_measured
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.reported_results import (
     ReportedResults,
@@ -120,10 +120,7 @@ def common_record(result: MeasuredCells) -> dict:
     return {
         **basis(result),
         "task": result.facts["task"],
-        "not_measured": [
-            {"method": method, "length": length, "reason": reason}
-            for (method, length), reason in (result.absent | result.failed).items()
-        ],
+        "not_measured": not_measured(result),
     }
 
 

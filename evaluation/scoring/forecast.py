@@ -1,11 +1,8 @@
-"""Estimates of memory and time before an evaluation starts, and the batch size that fits."""
+"""Estimates of memory before an evaluation starts, and the batch size that fits."""
 
-import time
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from errors import EvaluationError
@@ -18,14 +15,18 @@ from model.attention.weights import Normalizer
 # kernel.
 BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
 SLACK = 1.25  # for the allocator
-LONG_TRIAL = 1.0  # seconds; a trial that takes longer is not repeated
 HEAD_FLOATS = 1 << 23  # logits alive at once; more are computed in chunks
 # per batch: larger batches are faster on a GPU, not on a CPU
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}
 
 
 def memory_needed(
-    model: Transformer, length: int, keep: int, batch: int, chunk: int, context: int = 1
+    model: Transformer,
+    length: int,
+    keep: int,
+    batch: int,
+    chunk: int,
+    context: int = 1,
 ) -> int:
     """Upper estimate of the peak bytes of one batch of windows, without the weights.
 
@@ -76,7 +77,11 @@ def blocks_at_once(model: Transformer) -> int:
     blocks = [0]
 
     def inspect(
-        views: list[AttentionView], v: Any, scale: float, normalizer: Normalizer, out: Any
+        views: list[AttentionView],
+        v: Any,
+        scale: float,
+        normalizer: Normalizer,
+        out: Any,
     ) -> None:
         kernel = choose(views, v, normalizer, device.type)
         (first, *_) = views
@@ -99,7 +104,13 @@ def blocks_at_once(model: Transformer) -> int:
 
 
 def choose_batch(
-    model: Transformer, length: int, keep: int, *, chunk: int, budget: int, context: int = 1
+    model: Transformer,
+    length: int,
+    keep: int,
+    *,
+    chunk: int,
+    budget: int,
+    context: int = 1,
 ) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
     single window does not fit."""
@@ -119,27 +130,3 @@ def choose_batch(
             )
         batch //= 2
     return batch
-
-
-def fit_pace(
-    process: Callable[[int], object], short: int, long: int
-) -> Callable[[np.ndarray], float]:
-    """The seconds of inputs with these lengths, one after the other: linear·L + square·L², fitted
-    to the time of `process(length)` at two lengths: the best of three trials each, one if it is
-    slow."""
-
-    def timed(length: int) -> float:
-        trials: list[float] = []
-        while len(trials) < 3 and max(trials, default=0.0) <= LONG_TRIAL:
-            start = time.perf_counter()
-            process(length)
-            trials.append(time.perf_counter() - start)
-        return min(trials) / length
-
-    linear = timed(short)
-    square = 0.0
-    if long > short:
-        at_long = timed(long)
-        square = max(0.0, (at_long - linear) / (long - short))
-        linear = max(0.0, at_long - square * long)
-    return lambda lengths: float((linear * lengths + square * lengths.astype(float) ** 2).sum())

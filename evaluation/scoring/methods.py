@@ -16,6 +16,9 @@ BUILTIN = Path(__file__).resolve().parents[2] / "configs" / "evaluation" / "meth
 _LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
 
 
+CellPlace = tuple[str, int]  # label of a method, length
+
+
 @dataclass(frozen=True)
 class Method:
     label: str
@@ -45,25 +48,25 @@ def resolve_methods(
     four tokens less, `{train_length*4}` by four times as many. Raises EvaluationError for an
     unknown label, or for overrides under a label with a fixed meaning.
     """
-    table = (
-        {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
-    )
-    unknown = [label for label, overrides in table.items() if overrides is None]
-    if unknown:
-        raise EvaluationError(
-            f"unknown method {unknown[0]!r}; choose from {', '.join(sorted(builtin))}"
-        )
-    for label in (TRAINED, TRUNCATE):
-        if table.get(label):
+    if isinstance(asked, list):
+        for label in asked:
+            if label not in builtin:
+                raise EvaluationError(
+                    f"unknown method {label!r}; choose from {', '.join(sorted(builtin))}"
+                )
+        asked = {label: builtin[label] for label in asked}
+    if TRAINED not in asked:
+        asked = {TRAINED: [], **asked}
+    methods = []
+    for label, overrides in asked.items():
+        if overrides and label in (TRAINED, TRUNCATE):
             raise EvaluationError(
                 f"method {label!r} accepts no overrides: it is the checkpoint as trained; use "
                 f"another label"
             )
-    labels = list(table) if TRAINED in table else [TRAINED, *table]
-    return [
-        Method(label, tuple(_filled_in(word, trained_length) for word in table.get(label) or []))
-        for label in labels
-    ]
+        words = [_filled_in(word, trained_length) for word in overrides]
+        methods.append(Method(label, tuple(words)))
+    return methods
 
 
 def compatible_methods(
@@ -97,12 +100,11 @@ def compatible_methods(
 def new_sinks(scheme: dict, trained: dict) -> bool:
     """Whether the position settings `scheme` keep more sink tokens visible than in training."""
 
-    def sinks(settings: dict) -> dict[str, int]:
-        kinds = settings.get("kinds") or {"": settings}
-        return {name: one.get("sinks", 0) for name, one in kinds.items()}
-
-    before = sinks(trained)
-    return any(count > before.get(name, 0) for name, count in sinks(scheme).items())
+    before = trained.get("kinds") or {"": trained}
+    kinds = scheme.get("kinds") or {"": scheme}
+    return any(
+        kind.get("sinks", 0) > before.get(name, {}).get("sinks", 0) for name, kind in kinds.items()
+    )
 
 
 def _filled_in(word: str, trained_length: int) -> str:

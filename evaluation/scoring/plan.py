@@ -40,20 +40,12 @@ class EvaluationPlan:
     hash: str
     record: dict
     candidates: TargetWindows | None = None  # all possible targets, a window per document
-    span: int | None = None  # targets per span, if every document has equally many
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
-    # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
-    span_bytes: np.ndarray | None = None
 
     @property
     def n_targets(self) -> int:
         return self.truncated.n_targets
-
-    def per_byte(self, nll: np.ndarray) -> np.ndarray:
-        """The losses of the targets, spread evenly over the bytes of each window's targets."""
-        first = np.cumsum(self.truncated.keep) - self.truncated.keep
-        return np.repeat(np.add.reduceat(nll, first) / self.span_bytes, self.span_bytes)
 
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""
@@ -62,7 +54,10 @@ class EvaluationPlan:
 
 
 def make_plan(
-    settings: EvaluationSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
+    settings: EvaluationSettings,
+    text: EvaluationText,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
     short."""
@@ -114,7 +109,10 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
 
 
 def fixed_plan(
-    settings: TargetSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
+    settings: TargetSettings,
+    text: EvaluationText,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
     """The plan of `fixed-targets`."""
     lengths = settings.grid(trained_length)
@@ -140,15 +138,15 @@ def fixed_plan(
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
+    first = lengths[-1] + 1 - span
     return EvaluationPlan(
-        "fixed-targets",
-        lengths,
-        windows,
-        windows[trained_length],
-        targets.hash,
-        targets.record(),
-        candidates=TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span)),
-        span=span,
+        protocol="fixed-targets",
+        lengths=lengths,
+        windows=windows,
+        truncated=windows[trained_length],
+        hash=targets.hash,
+        record=targets.record(),
+        candidates=TargetWindows(documents, ends, inputs=ends - 1, keep=ends - first),
         note=note,
     )
 
@@ -171,7 +169,10 @@ def with_repeats(
 
 
 def raw_bytes(
-    ids: np.ndarray, documents: np.ndarray, text: EvaluationText, tokenizer
+    ids: np.ndarray,
+    documents: np.ndarray,
+    text: EvaluationText,
+    tokenizer,
 ) -> int | None:
     """Raw bytes of the targets with these token `ids` in these `documents`.
 

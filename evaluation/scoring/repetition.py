@@ -6,6 +6,7 @@ text[t - n : t + 1] == text[t - d - n : t - d + 1] and d > n. The control scores
 after the earlier occurrence was replaced by other text of the corpus of equal length.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -49,7 +50,8 @@ class RepeatedTargets:
 
     def windows(self, length: int) -> TargetWindows:
         """One window of `length` inputs for each group."""
-        return TargetWindows(self.document, self.end, np.full(len(self.end), length), self.keep)
+        inputs = np.full_like(self.end, length)
+        return TargetWindows(self.document, self.end, inputs, self.keep)
 
     def is_changed(self, length: int) -> np.ndarray:
         """(n,) whether a window of `length` inputs holds any replaced token."""
@@ -74,8 +76,9 @@ class ControlText:
         self.text = text
         self.store = text.store
         self.targets = targets
-        places = _places(targets.document, targets.end)
-        self._groups = {place: group for group, place in enumerate(places)}
+        self._groups = {
+            place: group for group, place in enumerate(_places(targets.document, targets.end))
+        }
 
     def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
         """As `EvaluationText.windows`; each window must end with a group of targets."""
@@ -83,13 +86,13 @@ class ControlText:
         first = int(self.text.bos_rule == "every-window")
         for row, place in zip(out, _places(documents, ends), strict=True):
             group = self._groups[place]
-            size = self.targets.ngram + int(self.targets.keep[group])
-            stop = inputs + 1 - int(self.targets.distance[group])
+            size = self.targets.ngram + self.targets.keep[group]
+            stop = inputs + 1 - self.targets.distance[group]
             start = max(first, stop - size)
             if start < stop:
-                source_end = int(self.targets.source_start[group]) + size
+                end = self.targets.source_start[group] + size
                 source = int(self.targets.source[group])
-                row[start:stop] = self.text.slice(source, source_end - (stop - start), source_end)
+                row[start:stop] = self.text.slice(source, end - (stop - start), end)
         return out
 
 
@@ -116,7 +119,7 @@ def draw_repeats(
     key = canonical_hash(spec)
     rows = []
     for document in documents.tolist():
-        octaves: dict[int, int] = {}
+        octaves: Counter[int] = Counter()
         tokens = text.slice(document, 0, int(text.lengths[document]))
         targets, distances = find_repeats(tokens, ngram)
         clean = _inside(targets, text.clean(document))
@@ -125,12 +128,12 @@ def draw_repeats(
         for _, (end, keep, distance) in sorted(drawn.items()):
             octave = distance.bit_length()
             is_held = end > longest and distance + ngram + keep <= longest
-            if not is_held or octaves.get(octave, 0) == per_document:
+            if not is_held or octaves[octave] == per_document:
                 continue
             repeated = tokens[end - keep - ngram : end]
             place = _replacement(text, key, document, end, repeated, ngram)
             if place is not None:
-                octaves[octave] = octaves.get(octave, 0) + 1
+                octaves[octave] += 1
                 rows.append((document, end, keep, distance, *place))
     if not rows:
         raise EvaluationError(
@@ -144,28 +147,20 @@ def draw_repeats(
 
 def find_repeats(tokens: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the targets in `tokens` (N,), ascending, and the distance of each."""
-    if len(tokens) <= 2 * ngram:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    # Equal n-grams get equal numbers: those of 2m tokens from pairs of those of m tokens.
-    number = tokens.astype(np.int64)
-    size = 1
-    while size < ngram:
-        step = min(size, ngram - size)
-        pairs = number[:-step] * (int(number.max()) + 1) + number[step:]
-        number = np.unique(pairs, return_inverse=True)[1]
-        size += step
-    order = np.argsort(number, kind="stable")  # occurrences of each n-gram in the order of the text
-    begins = np.append(True, np.diff(number[order]) != 0)
-    second = np.flatnonzero(begins[:-1] & ~begins[1:]) + 1
-    target = order[second] + ngram
-    distance = order[second] - order[second - 1]
-    inside = target < len(tokens)
-    target = target[inside]
-    distance = distance[inside]
-    is_repeat = (tokens[target] == tokens[target - distance]) & (distance > ngram)
-    target = target[is_repeat]
-    by_place = np.argsort(target)
-    return target[by_place], distance[is_repeat][by_place]
+    targets = []
+    distances = []
+    # index after the first occurrence of an n-gram; None after its second
+    first: dict[bytes, int | None] = {}
+    for index in range(ngram, len(tokens)):
+        gram = tokens[index - ngram : index].tobytes()
+        earlier = first.get(gram)
+        first[gram] = None if gram in first else index
+        if earlier is None or tokens[index] != tokens[earlier]:
+            continue
+        if index - earlier > ngram:
+            targets.append(index)
+            distances.append(index - earlier)
+    return np.array(targets, dtype=np.int64), np.array(distances, dtype=np.int64)
 
 
 def _inside(index: np.ndarray, pieces: list[tuple[int, int]]) -> np.ndarray:
@@ -175,23 +170,29 @@ def _inside(index: np.ndarray, pieces: list[tuple[int, int]]) -> np.ndarray:
 
 
 def _groups(
-    targets: np.ndarray, distances: np.ndarray, ngram: int, most: int
+    targets: np.ndarray,
+    distances: np.ndarray,
+    ngram: int,
+    most: int,
 ) -> Iterator[tuple[int, int, int]]:
     """(end, keep, distance) of each run of neighboring targets at one distance: its first `most`
     targets, fewer where they would overlap their earlier occurrence."""
     if not len(targets):
         return
-    is_new = np.append(True, (np.diff(targets) != 1) | (np.diff(distances) != 0))
-    starts = np.flatnonzero(is_new)
-    sizes = np.diff(np.append(starts, len(targets)))
-    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-        distance = int(distances[start])
-        keep = min(size, most, distance - ngram)
-        yield int(targets[start]) + keep, keep, distance
+    is_new = (np.diff(targets) != 1) | (np.diff(distances) != 0)
+    for run in np.split(np.arange(len(targets)), np.flatnonzero(is_new) + 1):
+        distance = int(distances[run[0]])
+        keep = min(len(run), most, distance - ngram)
+        yield int(targets[run[0]]) + keep, keep, distance
 
 
 def _replacement(
-    text: EvaluationText, key: str, document: int, end: int, repeated: np.ndarray, ngram: int
+    text: EvaluationText,
+    key: str,
+    document: int,
+    end: int,
+    repeated: np.ndarray,
+    ngram: int,
 ) -> tuple[int, int] | None:
     """Document and start of as many tokens as `repeated` has, in another document if there is one,
     with none of its n-grams; None if no draw gives such text."""
@@ -200,8 +201,8 @@ def _replacement(
     others = np.flatnonzero(text.lengths > size)  # index 0 may be BOS
     if len(others) > 1:
         others = others[others != document]
+    purpose = f"replacement {document} {end}"
     for attempt in range(TRIES):
-        purpose = f"replacement {document} {end}"
         source = int(others[draw_integer(key, purpose, 2 * attempt) % len(others)])
         room = int(text.lengths[source]) - size
         start = 1 + draw_integer(key, purpose, 2 * attempt + 1) % room

@@ -9,9 +9,8 @@ import json
 import time
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from data.files import atomic
 from data.hashing import canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.forecast import choose_batch, fit_pace, memory_needed
-from evaluation.scoring.methods import TRAINED, Method
-from evaluation.scoring.scoring import CellFailed, ModelScorer
+from evaluation.scoring.forecast import choose_batch, memory_needed
+from evaluation.scoring.methods import TRAINED, CellPlace, Method
+from evaluation.scoring.scoring import CellFailed
 from model import ModelError, Transformer
 from model.devices import free_memory
-from run_directory.console import Console, duration
+from run_directory.console import Console
 
 # Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
 KEY_FORMAT = 2
@@ -34,25 +33,26 @@ KEY_FORMAT = 2
 # cells stored before are still found.
 LATER = {"weights": "softmax", "shifted_keys": 0.0}
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
-TRIAL_TOKENS = 8192  # no longer window is timed for a forecast
+
+Advance = Callable[[float], None]  # receives the share of a cell that is done
 
 
 @dataclass(kw_only=True)
 class MeasuredCells:
-    """The part of a result that every kind of evaluation has; keys are (label of the method,
-    length)."""
+    """The part of a result that every kind of evaluation has."""
 
     settings: Any
     subject: EvaluatedModel
     methods: list[Method]
-    schemes: dict[str, dict]  # label -> position settings as evaluated
     facts: dict
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    # label of a method -> position settings as evaluated
+    schemes: dict[str, dict] = field(default_factory=dict)
+    failed: dict[CellPlace, str] = field(default_factory=dict)
     # cells that cannot exist, and why
-    absent: dict[tuple[str, int], str] = field(default_factory=dict)
+    absent: dict[CellPlace, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of the cell
     # mean bfloat16 - float32, nats
-    precision: dict[tuple[str, int], float] = field(default_factory=dict)
+    precision: dict[CellPlace, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # caveats
 
 
@@ -66,12 +66,11 @@ class EvaluationCell:
     inputs: np.ndarray  # (n,) tokens that the model reads in each window or item
     keep: int  # outputs of a window that are scored
     chunk: int  # tokens of one pass
-    answers: int = 0  # tokens of the candidates, read after each item
     role: str = ""  # what sets it apart from the cell of its method and length
     windows: Any = None  # TargetWindows, of text that is read in windows
 
     @property
-    def where(self) -> tuple[str, int]:
+    def where(self) -> CellPlace:
         return self.method.label, self.length
 
     @property
@@ -112,14 +111,16 @@ class CellStore:
         """Per-target NLL of a finished cell; None if it is missing or damaged."""
         return _read(self.folder / cell_file(key), key)
 
-    def is_older(self, key: dict) -> bool:
-        """Whether the cell was stored under the same key of the format before."""
-        return (self.folder / cell_file(key | {"format": KEY_FORMAT - 1})).is_file()
-
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        parts = [part for path in self._partials(key) if (part := _read(path, key)) is not None]
-        return reduce(lambda a, b: np.where(np.isnan(a), b, a), parts) if parts else None
+        losses = None
+        for path in self._partials(key):
+            part = _read(path, key)
+            if losses is None:
+                losses = part
+            elif part is not None:
+                losses = np.where(np.isnan(losses), part, losses)
+        return losses
 
     def _partials(self, key: dict) -> list[Path]:
         return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
@@ -157,7 +158,11 @@ class CellSession(ABC):
     """One evaluation of one run: its cells, their numbers, the memory budget.
 
     Args:
+        lengths: of the cells, with the number of positions that each requires.
         cells: folder of stored cells; None for a kind that stores none.
+
+    Raises EvaluationError for an illegal method, and for a length that no method supports unless
+    the settings show a dash for it.
     """
 
     title: str  # of the forecast
@@ -165,14 +170,28 @@ class CellSession(ABC):
     caches = 1  # copies of the key/value cache at one time
     budget = 0  # bytes
 
-    def __init__(self, result: Any, cells: Path | None, console: Any, ranks: EvaluationRanks):
+    def __init__(
+        self,
+        result: Any,
+        lengths: Mapping[int, int],
+        cells: Path | None,
+        console: Any,
+        ranks: EvaluationRanks,
+    ):
         self.result = result
         self.settings = result.settings
         self.subject = result.subject
+        self.lengths = lengths
         self.store = None if cells is None else CellStore(cells)
         self.console = console or Console(quiet=True)
         self.ranks = ranks
         self.device = ranks.device(self.settings.device)
+        result.schemes = self.subject.schemes(result.methods)
+        result.absent = self.subject.absent_cells(
+            result.methods,
+            lengths,
+            refuse=getattr(self.settings, "unreachable", "refuse") == "refuse",
+        )
         self.context = getattr(self.settings, "context", 1)
         # By file, as methods with equal keys share a cell: the numbers, why there are none, and
         # (bytes without the weights, windows per batch).
@@ -185,14 +204,19 @@ class CellSession(ABC):
         """All cells in the order in which they are measured."""
 
     @abstractmethod
-    def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
-    ) -> Any:
+    def score(self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance) -> Any:
         """Measure one cell; `advance` receives the share that is done. Raises CellFailed."""
 
     @abstractmethod
     def keep(self, cell: EvaluationCell, values: Any) -> None:
         """Add the numbers of a cell to the result."""
+
+    def places(self) -> Iterator[tuple[Method, int]]:
+        """The methods and lengths that can be measured."""
+        for method in self.result.methods:
+            for length in self.lengths:
+                if (method.label, length) not in self.result.absent:
+                    yield method, length
 
     def run(self) -> Any:
         """Measure the cells that are not on disk yet; returns the result."""
@@ -203,7 +227,9 @@ class CellSession(ABC):
             self._print_forecast(missing)
             total = sum(cell.tokens for cell in missing)
             with self.console.bar("evaluating", total=total, unit="tokens") as progress:
-                self.measure(missing, lambda cell, share: progress.advance(share * cell.tokens))
+                for cell in missing:
+                    tokens = cell.tokens
+                    self._measure(cell, lambda share, n=tokens: progress.advance(share * n))
         for cell in cells:
             error = self.errors.get(cell.file)
             if error is None:
@@ -213,24 +239,20 @@ class CellSession(ABC):
                 self.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
         return self.result
 
-    def measure(
-        self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
-    ) -> None:
-        """Measure the missing cells; `advance` receives the share of a cell that was done."""
-        for cell in missing:
-            _, batch = self.batches[cell.file]
-            try:
-                values = self.score(cell, self.model(cell), batch, partial(advance, cell))
-            except (CellFailed, ModelError) as error:
-                self.errors[cell.file] = str(error)
-                continue
-            self.values[cell.file] = values
-            if self.store and self.ranks.main:
-                self.store.save(cell.key, values)
+    def _measure(self, cell: EvaluationCell, advance: Advance) -> None:
+        """Measure and store one cell; `advance` receives the share that was done."""
+        _, batch = self.batches[cell.file]
+        try:
+            values = self.score(cell, self.model(cell), batch, advance)
+        except (CellFailed, ModelError) as error:
+            self.errors[cell.file] = str(error)
+            return
+        self.values[cell.file] = values
+        if self.store and self.ranks.main:
+            self.store.save(cell.key, values)
 
     def forecast(self) -> None:
-        """Print every cell with its size, and the memory and time of those that are not on disk
-        yet."""
+        """Print every cell with its size, and the memory of those that are not on disk yet."""
         cells = self.cells()
         missing = self._missing(cells)
         self._plan_batches(missing)
@@ -238,9 +260,10 @@ class CellSession(ABC):
         for cell in cells:
             memory = "measured"
             if cell.file in self.batches:
-                memory = f"{self.batches[cell.file][0] / 2**30:.2f}"
-            sizes = [f"{n:,}" for n in (cell.length, len(cell.inputs), cell.tokens)]
-            rows.append([cell.label, *sizes, memory])
+                peak, _ = self.batches[cell.file]
+                memory = f"{peak / 2**30:.2f}"
+            sizes = [cell.length, len(cell.inputs), cell.tokens]
+            rows.append([cell.label, *(f"{size:,}" for size in sizes), memory])
         for (method, length), reason in self.result.absent.items():
             rows.append([method, f"{length:,}", "—", "—", reason])
         columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
@@ -279,22 +302,6 @@ class CellSession(ABC):
         if self.ranks.main:
             self.console.warn(text)
 
-    def trial(self, model: Transformer, length: int, keep: int) -> None:
-        """What is timed for the forecast: one window."""
-        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
-        scorer(np.zeros((1, length + 1), dtype=np.int64), min(keep, length))
-
-    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
-        """About how long it takes to measure the cells, from the time of a short and a longer
-        window: at most two chunks, so that prefilling in chunks is timed where it will happen."""
-        model = self.model(cells[0])
-        lengths = [int(cell.inputs.max()) for cell in cells]
-        longest = min(
-            max(lengths), 2 * self.settings.chunk, TRIAL_TOKENS, model.limit or TRIAL_TOKENS
-        )
-        pace = fit_pace(lambda n: self.trial(model, n, cells[0].keep), min(lengths), longest)
-        return sum(pace(cell.inputs + cell.answers) for cell in cells)
-
     def _missing(self, cells: list[EvaluationCell]) -> list[EvaluationCell]:
         """The cells that are not on disk, one for each file; adds the others to the values."""
         distinct: dict[str, EvaluationCell] = {}
@@ -303,16 +310,17 @@ class CellSession(ABC):
         if self.store is None:
             return list(distinct.values())
         # Only rank 0 reads, so that all ranks agree.
-        load = self.store.load
-        known = self.ranks.from_main(lambda: {name: load(distinct[name].key) for name in distinct})
-        self.values = {name: values for name, values in known.items() if values is not None}
-        missing = [cell for name, cell in distinct.items() if name not in self.values]
+        stored = (
+            [self.store.load(cell.key) for cell in distinct.values()] if self.ranks.main else []
+        )
+        missing = []
+        for cell, values in zip(distinct.values(), self.ranks.collect(stored)[0], strict=True):
+            if values is None:
+                missing.append(cell)
+            else:
+                self.values[cell.file] = values
         if done := sum(cell.file in self.values for cell in cells):
             self.console.info(f"{done} of {len(cells)} cells are already done and reused")
-        if older := sum(self.store.is_older(cell.key) for cell in missing):
-            self.console.info(
-                f"{older} cells were measured by an earlier version and are measured again"
-            )
         return missing
 
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
@@ -326,27 +334,25 @@ class CellSession(ABC):
         self.budget = int(min(self.ranks.collect(budget)))
         for cell in sorted(missing, key=lambda cell: -cell.length):  # an error names the longest
             model = self.model(cell)
-            size = (int(cell.inputs.max()), cell.keep)
-            batch = choose_batch(
-                model,
-                *size,
-                chunk=cell.chunk,
-                budget=self.budget // self.caches,
-                context=self.context,
-            )
-            batch = getattr(self.settings, "batch", None) or batch
-            peak = memory_needed(model, *size, batch, cell.chunk, self.context)
-            self.batches[cell.file] = peak, batch
+            size = {
+                "length": int(cell.inputs.max()),
+                "keep": cell.keep,
+                "chunk": cell.chunk,
+                "context": self.context,
+            }
+            fitting = choose_batch(model, **size, budget=self.budget // self.caches)
+            batch = getattr(self.settings, "batch", None) or fitting
+            self.batches[cell.file] = memory_needed(model, **size, batch=batch), batch
 
     def _print_forecast(self, missing: list[EvaluationCell]) -> None:
         """Print the cost of the cells that are not on disk yet, in one line."""
         if self.console.quiet:
             return
-        seconds = self.seconds(missing) / max(self.ranks.world, self.context)
-        weights = sum(p.numel() * p.element_size() for p in self.model(missing[0]).parameters())
-        peak = max(peak for peak, _ in self.batches.values()) + weights
+        weights = self.model(missing[0]).parameters()
+        peak = max(peak for peak, _ in self.batches.values())
+        peak += sum(weight.nbytes for weight in weights)
         self.console.info(
             f"forecast: {len(missing)} cells, {sum(cell.tokens for cell in missing) / 1e6:.2f}M "
-            f"input tokens, about {duration(seconds)}, peak memory about {peak / 2**30:.2f} GiB in "
-            f"addition to the program (budget {self.budget / 2**30:.1f} GiB)"
+            f"input tokens, peak memory about {peak / 2**30:.2f} GiB in addition to the program "
+            f"(budget {self.budget / 2**30:.1f} GiB)"
         )

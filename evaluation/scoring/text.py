@@ -13,8 +13,6 @@ Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS i
 a target either.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from errors import EvaluationError
@@ -49,8 +47,8 @@ class EvaluationText:
             self.shift = 1
         elif bos_rule == "every-window" and not store.has_bos:
             self.shift = -1
-        lengths = np.asarray(store.lengths, dtype=np.int64) - self.shift - int(bool(store.has_eos))
-        self.lengths = np.maximum(lengths, 0)
+        lengths = np.asarray(store.lengths, dtype=np.int64)
+        self.lengths = np.maximum(lengths - self.shift - int(store.has_eos), 0)
         # (n, 3) document, start, end (exclusive), in text coordinates.
         stored = np.zeros((0, 3), dtype=np.int64) if excluded is None else excluded
         self.excluded = stored + np.array([0, -self.shift, 1 - self.shift])
@@ -60,9 +58,10 @@ class EvaluationText:
         excluded."""
         length = int(self.lengths[document])
         low, high = np.searchsorted(self.excluded[:, 0], [document, document + 1])
-        here = self.excluded[low:high, 1:].ravel()
-        edges = [first, *np.clip(here, first, length).tolist(), length]
-        return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+        excluded = np.clip(self.excluded[low:high, 1:], first, length)
+        edges = [first, *excluded.ravel().tolist(), length]
+        pieces = zip(edges[::2], edges[1::2], strict=True)
+        return [(start, end) for start, end in pieces if start < end]
 
     def is_clean(self, document: int, start: int, end: int) -> bool:
         """Whether no token of text [start, end) is excluded."""
@@ -75,7 +74,6 @@ class EvaluationText:
     def slice(self, document: int, start: int, end: int) -> np.ndarray:
         """Tokens [start, end) of one document's text, (end - start,) int64, without the overwritten
         BOS."""
-        assert 0 <= start <= end <= self.lengths[document]
         low = start + self.shift
         stored = self.store.document(document)[max(0, low) : end + self.shift].astype(np.int64)
         return stored if low >= 0 else np.append(self.bos_id, stored)
@@ -84,10 +82,10 @@ class EvaluationText:
         """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1)
         int64."""
         rows = zip(documents.tolist(), ends.tolist(), strict=True)
-        out = np.stack([self.slice(document, end - inputs - 1, end) for document, end in rows])
+        windows = np.stack([self.slice(document, end - inputs - 1, end) for document, end in rows])
         if self.bos_rule == "every-window":
-            out[:, 0] = self.bos_id
-        return out
+            windows[:, 0] = self.bos_id
+        return windows
 
     def units(self) -> tuple[np.ndarray, list[str], str]:
         """The independent unit of every document: ids (n_documents,), their names, and 'document'
@@ -100,29 +98,9 @@ class EvaluationText:
         clusters = self.store.clusters
         if not any(clusters):
             return np.arange(len(names)), names, "document"
-        # (without a cluster, its name or the document's number, the unit's name)
-        keys = [
-            (0, str(cluster), str(cluster)) if cluster else (1, str(i), name)
-            for i, (cluster, name) in enumerate(zip(clusters, names, strict=True))
-        ]
-        distinct = sorted(set(keys))
-        index = {key: i for i, key in enumerate(distinct)}
-        return np.array([index[key] for key in keys]), [name for *_, name in distinct], "cluster"
-
-    def seen(self, trained: Sequence) -> np.ndarray | None:
-        """Whether each document's cluster also occurs in one of the training stores: (n_documents,)
-        bool.
-
-        Documents without a cluster count as seen in the training store itself only. None where it
-        cannot be known: this corpus names clusters and a training store does not.
-        """
-        clusters = self.store.clusters
-        known = set()
-        for train in trained:
-            if train.hash == self.store.hash:
-                return np.ones(len(clusters), dtype=bool)
-            names = {name for name in train.clusters if name}
-            if any(clusters) and not names:
-                return None
-            known |= names
-        return np.array([cluster in known for cluster in clusters], dtype=bool)
+        keys = []  # clusters sort before documents without one
+        for i, cluster in enumerate(clusters):
+            keys.append((0, str(cluster), str(cluster)) if cluster else (1, str(i), names[i]))
+        ids = {key: n for n, key in enumerate(sorted(set(keys)))}
+        unit_names = [name for *_, name in ids]
+        return np.array([ids[key] for key in keys]), unit_names, "cluster"

@@ -1,7 +1,7 @@
 """Analyze per-target NLL: levels, differences, verdicts, net gains."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -15,7 +15,6 @@ from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.read_gain import read_gains
 from evaluation.statistics.verdicts import (
     VerdictRules,
-    add_needed,
     add_verdicts,
     bits_per_byte,
     by_position,
@@ -32,8 +31,7 @@ class Analysis:
     """The numbers of one evaluation.
 
     Attributes:
-        table: the long table; variants are the names of methods (`name_of`). `where` is `seen` or
-            `unseen` for units whose cluster is in the training text, or not.
+        table: the long table; variants are the names of methods (`name_of`).
         buckets, read_gains: parts of results.json by position, and of repeated text.
         unigram, truncated: NLL of a unigram model and as trained at L0, on the same targets.
         notes: about the methods without a verdict.
@@ -75,13 +73,6 @@ def analyze(result: EvaluationResult) -> Analysis:
         if method.label in judged:
             _add_changes(table, result, method.label, rules)
     _add_reaches(table, result, rules)
-    seen = result.seen
-    if seen is not None and seen.any() and not seen.all() and not is_by_position:
-        for where, here in (("unseen", ~seen), ("seen", seen)):
-            for method in result.methods:
-                _add_levels(table, result, method.label, rules, where, here)
-                if method.label in judged:
-                    _add_part(table, result, method.label, rules, where, here)
     return Analysis(
         table=table,
         buckets=by_position(result) if is_by_position and has_baseline else {},
@@ -98,31 +89,25 @@ def _add_levels(
     result: EvaluationResult,
     label: str,
     rules: VerdictRules,
-    where: str = "",
-    here: np.ndarray | slice = slice(None),
 ) -> None:
-    """NLL and gain over truncation at every length, over the targets `here`; the note of `nll` is
-    the scheme as evaluated."""
+    """NLL and gain over truncation at every length; the note of `nll` is the scheme as
+    evaluated."""
     name = name_of(label)
-    unit = result.unit[here]
     for length in result.plan.lengths:
         cell = (label, length)
         failure = result.absent.get(cell) or result.failed.get(cell)
-        if failure and not where:
+        if failure:
             table.add(name, "failure", math.nan, length, note=failure)
         if cell not in result.nll:
             continue
-        nll = result.nll[cell][here]
-        level = interval(unit_means(nll, unit), alpha=rules.alpha)
-        scheme = describe_scheme(result, label, length)
-        table.add(name, "nll", level, length, where=where, note=scheme)
-        table.put(table.get(name, "nll", length, where)._replace(value=pooled(nll)))
-        table.add(name, "perplexity", perplexity(nll), length, where=where)
+        nll = result.nll[cell]
+        level = interval(unit_means(nll, result.unit), alpha=rules.alpha)
+        level = replace(level, estimate=pooled(nll))
+        table.add(name, "nll", level, length, note=describe_scheme(result, label, length))
+        table.add(name, "perplexity", perplexity(nll), length)
         if result.truncated is not None:
-            gains = unit_means(result.truncated[here] - nll, unit)
-            table.add(name, "gain", interval(gains, alpha=rules.alpha), length, where=where)
-        if where:
-            continue
+            gains = unit_means(result.truncated - nll, result.unit)
+            table.add(name, "gain", interval(gains, alpha=rules.alpha), length)
         bits = bits_per_byte(nll, result.n_bytes)
         if bits is not None:
             table.add(name, "bits_per_byte", bits, length)
@@ -131,34 +116,18 @@ def _add_levels(
 
 
 def _add_changes(
-    table: ResultsTable, result: EvaluationResult, label: str, rules: VerdictRules
-) -> None:
-    """Changes from NLL(as trained, L0) with their verdicts."""
-    name = name_of(label)
-    differences = {n: nll - result.truncated for n, nll in _by_length(result, label).items()}
-    changes = {n: unit_means(values, result.unit) for n, values in differences.items()}
-    add_verdicts(table, name, changes, rules, missing=_failed(result, label))
-    for length, values in differences.items():
-        if length > rules.trained_length:
-            add_needed(table, name, length, values, result, rules)
-
-
-def _add_part(
     table: ResultsTable,
     result: EvaluationResult,
     label: str,
     rules: VerdictRules,
-    where: str,
-    here: np.ndarray,
 ) -> None:
-    """Changes of the units whose cluster (or document) is in the training text, or of the others,
-    without verdicts."""
+    """Changes from NLL(as trained, L0) with their verdicts."""
     name = name_of(label)
-    for length, nll in _by_length(result, label).items():
-        if length > rules.trained_length:
-            changes = unit_means((nll - result.truncated)[here], result.unit[here])
-            delta = interval(changes, alpha=rules.alpha, family=rules.family)
-            table.add(name, "delta", delta, length, where=where)
+    changes = {
+        length: unit_means(nll - result.truncated, result.unit)
+        for length, nll in _by_length(result, label).items()
+    }
+    add_verdicts(table, name, changes, rules, missing=_failed(result, label))
 
 
 def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:

@@ -11,14 +11,16 @@ def wilson(hits: float, n: int, *, alpha: float = 0.05, n_eff: float) -> tuple[f
 
     The ends lie in [0, 1] and exist for 0 and for n hits too.
     """
-    p = hits / n
+    share = hits / n
     z = NormalDist().inv_cdf(1 - alpha / 2)
-    scale = 1 + z * z / n_eff
-    center = (p + z * z / (2 * n_eff)) / scale
-    half = z / scale * math.sqrt(p * (1 - p) / n_eff + z * z / (4 * n_eff * n_eff))
+    square = z * z
+    scale = 1 + square / n_eff
+    center = (share + square / (2 * n_eff)) / scale
+    variance = share * (1 - share) / n_eff + square / (4 * n_eff * n_eff)
+    half = z / scale * math.sqrt(variance)
     # At a share of 0 or 1 one end is the share itself, without rounding error.
-    low = 0.0 if p == 0 else max(0.0, center - half)
-    high = 1.0 if p == 1 else min(1.0, center + half)
+    low = 0.0 if share == 0 else max(0.0, center - half)
+    high = 1.0 if share == 1 else min(1.0, center + half)
     return low, high
 
 
@@ -35,5 +37,8 @@ def effective(hits: np.ndarray, items: np.ndarray) -> float:
     p = float(hits.sum()) / n
     if haystacks == n or haystacks == 1 or p in (0.0, 1.0):
         return float(haystacks)
-    variance = haystacks / (haystacks - 1) * float(((hits - p * items) ** 2).sum()) / n**2
-    return n if variance == 0 else min(n, p * (1 - p) / variance)
+    residuals = hits - p * items
+    variance = haystacks / (haystacks - 1) * float((residuals**2).sum()) / n**2
+    if variance == 0:
+        return n
+    return min(n, p * (1 - p) / variance)

@@ -18,29 +18,31 @@ def read_gains(result: EvaluationResult) -> Iterator[dict]:
     means over targets, before and after it was replaced, and of each unit; read_gain: what the
     model reads at this distance, control NLL − NLL.
     """
-    l0 = result.subject.trained_length
-    alpha = 1 - result.settings.confidence
-    for (method, length), nll in result.repeated.items():
-        targets = result.plan.repeats
-        control = result.control[method, length]
-        readable = targets.is_readable(min(length, l0) if method == TRUNCATE else length)
-        units = result.units[np.repeat(targets.document, targets.keep)]
-        octave = np.frexp(targets.target_distances())[1]
+    targets = result.plan.repeats
+    if targets is None:
+        return
+    units = result.units[np.repeat(targets.document, targets.keep)]
+    octave = np.frexp(targets.target_distances())[1]
+    for (method, length), losses in result.repeated.items():
+        inputs = min(length, result.subject.trained_length) if method == TRUNCATE else length
+        readable = targets.is_readable(inputs)
         for k in np.unique(octave).tolist():
             here = octave == k
             unit = units[here]
-            read_gain = interval(unit_means((control - nll)[here], unit), alpha=alpha)
+            nll = losses[here]
+            control = result.control[method, length][here]
+            gain = interval(unit_means(control - nll, unit), alpha=1 - result.settings.confidence)
             yield {
                 "method": method,
                 "length": length,
-                "targets": int(here.sum()),
-                "nll": pooled(nll[here]),
+                "targets": len(nll),
+                "nll": pooled(nll),
                 "distance_low": 2**k // 2,
                 "distance_high": 2**k,
                 "readable": int(readable[here].sum()),
-                "control_nll": pooled(control[here]),
-                **interval_columns("read_gain", read_gain),
+                "control_nll": pooled(control),
+                **interval_columns("read_gain", gain),
                 "units": [result.unit_names[each] for each in np.unique(unit)],
-                "unit_nll": unit_means(nll[here], unit).tolist(),
-                "unit_control_nll": unit_means(control[here], unit).tolist(),
+                "unit_nll": unit_means(nll, unit).tolist(),
+                "unit_control_nll": unit_means(control, unit).tolist(),
             }

@@ -13,13 +13,7 @@ import numpy as np
 
 from evaluation.results_table import ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.statistics.intervals import (
-    MeanInterval,
-    interval,
-    spans_needed,
-    unit_means,
-    units_needed,
-)
+from evaluation.statistics.intervals import MeanInterval, interval, unit_means
 
 HELD = "held"
 BROKEN = "broken"
@@ -106,37 +100,6 @@ def add_verdicts(
         table.add(variant, "held_to", max(held))
     if broken:
         table.add(variant, "break_point", min(broken))
-
-
-def add_needed(
-    table: ResultsTable,
-    variant: str,
-    length: int,
-    difference: np.ndarray,
-    result: EvaluationResult,
-    rules: VerdictRules,
-) -> None:
-    """Add the units, and the spans per document with the same documents, that would reduce the
-    half-width of a change to the tolerance, if it is wider.
-
-    `difference` (n_targets,).
-    """
-    delta = interval(unit_means(difference, result.unit), alpha=rules.alpha, family=rules.family)
-    if not delta.half > rules.tolerance:
-        return
-    level = 1 - delta.level
-    units = units_needed(delta.sd, rules.tolerance, alpha=level)
-    table.add(variant, "units_needed", units, length)
-    _, first, counts = np.unique(result.document, return_index=True, return_counts=True)
-    span = result.plan.span
-    # only if every document has equally many spans, which the screening may shorten
-    if span is None or not result.screening.kept.all() or np.ptp(counts) or counts[0] % span:
-        return
-    ordered = difference[np.argsort(result.document, kind="stable")]
-    of_spans = ordered.reshape(len(counts), -1, span).mean(axis=2)
-    spans = spans_needed(of_spans, result.unit[first], rules.tolerance, alpha=level)
-    if spans is not None:
-        table.add(variant, "spans_needed", spans, length)
 
 
 def by_position(result: EvaluationResult) -> dict[str, list[dict]]:

@@ -1,7 +1,6 @@
 """Exact match of one checkpoint on task items on symbols, under every method at every length."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,9 +13,9 @@ from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.methods import TRUNCATE, Method
+from evaluation.scoring.methods import TRUNCATE, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.item_scoring import answer_items, by_item
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import Transformer
@@ -58,7 +57,7 @@ class ItemResult(MeasuredCells):
     settings: TaskEvaluationSettings
     task: SymbolTask
     drawn: dict[int, DrawnLength]  # by longest problem
-    answers: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    answers: dict[CellPlace, np.ndarray] = field(default_factory=dict)
 
 
 def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[int, DrawnLength]:
@@ -75,7 +74,11 @@ def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[in
     for shortest, longest in settings.ranges(data.source.bounds):
         try:
             items = SymbolItems(
-                task, (shortest, longest), purpose="evaluation", seed=settings.seed, bos=data.bos
+                task,
+                (shortest, longest),
+                purpose="evaluation",
+                seed=settings.seed,
+                bos=data.bos,
             )
             positions = PLAIN if settings.positions is None else data.positions
             positions.check(items.width)
@@ -117,25 +120,14 @@ class ItemSession(CellSession):
             task=task,
             drawn=self.drawn,
             methods=methods,
-            schemes=run.model.schemes(methods),
             facts={"task": task.name, "tokenizer_hash": run.tokenizer.hash},
-            absent=run.model.absent_cells(
-                methods,
-                list(self.drawn),
-                refuse=settings.unreachable == "refuse",
-                ends={longest: drawn.position_end for longest, drawn in self.drawn.items()},
-            ),
         )
-        super().__init__(result, run.cells, console, EvaluationRanks())
+        lengths = {longest: drawn.position_end for longest, drawn in self.drawn.items()}
+        super().__init__(result, lengths, run.cells, console, EvaluationRanks())
         self.title = f"{settings.items} items of the task {task.name}"
 
     def cells(self) -> list[EvaluationCell]:
-        return [
-            self._cell(method, drawn)
-            for method in self.result.methods
-            for drawn in self.drawn.values()
-            if (method.label, drawn.longest) not in self.result.absent
-        ]
+        return [self._cell(method, self.drawn[length]) for method, length in self.places()]
 
     def _cell(self, method: Method, drawn: DrawnLength) -> EvaluationCell:
         inputs = drawn.rows.inputs.shape[1]
@@ -151,7 +143,11 @@ class ItemSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         drawn = self.drawn[cell.length]
         n = len(drawn.rows.inputs)
@@ -167,10 +163,6 @@ class ItemSession(CellSession):
         if not np.isfinite(nll).all():
             raise CellFailed(f"the loss is not finite at length {cell.length}")
         return by_item(drawn.rows, hits)
-
-    def trial(self, model: Transformer, length: int, keep: int) -> None:
-        # Positions that the task gives may be fewer than the tokens.
-        super().trial(model, min(length, model.limit or length), keep)
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.result.answers[cell.where] = values

@@ -60,11 +60,14 @@ class TaskScorer:
 
     @torch.no_grad()
     def __call__(
-        self, prompts: np.ndarray, candidates: np.ndarray, length: int
+        self,
+        prompts: np.ndarray,
+        candidates: np.ndarray,
+        length: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         tokens = torch.from_numpy(prompts).to(self.device)
-        rows, width = tokens.shape
         answers = torch.from_numpy(candidates).to(self.device)
+        rows, width = tokens.shape
         cache = self.model.make_cache(rows, width + answers.shape[2] - 1)
         first = tokens
         for start in range(0, width, self.chunk):
@@ -78,18 +81,26 @@ class TaskScorer:
             if answer.shape[1] > 1:
                 rest = self._logits(answer[:, :-1], width, length, copy.deepcopy(cache))
                 logits = torch.cat([first, rest], dim=1)  # (b, A, V)
-            losses = F.cross_entropy(
-                logits.flatten(0, 1).double(), answer.flatten(), reduction="none"
-            )
+            flat = logits.flatten(0, 1).double()
+            losses = F.cross_entropy(flat, answer.flatten(), reduction="none")
             nll.append(losses.view(answer.shape).sum(1))
-            greedy.append((logits[..., : self.vocab_size].argmax(-1) == answer).all(1))
+            likeliest = logits[..., : self.vocab_size].argmax(-1)
+            greedy.append((likeliest == answer).all(1))
         return torch.stack(nll, dim=1).cpu().numpy(), greedy[0].cpu().numpy()
 
     def _logits(
-        self, tokens: Tensor, offset: int, length: int, cache: Cache, keep: int | None = None
+        self,
+        tokens: Tensor,
+        offset: int,
+        length: int,
+        cache: Cache,
+        keep: int | None = None,
     ) -> Tensor:
         positions = TokenPositions.plain(
-            tokens.shape[1], offset=offset, length=length, device=self.device
+            tokens.shape[1],
+            offset=offset,
+            length=length,
+            device=self.device,
         )
         return self.model(tokens, positions, cache=cache, keep=keep)
 
@@ -113,11 +124,12 @@ def read_items(
     nll = np.empty((len(items), 1 + len(items[0].others)))
     exact = np.zeros(len(items), dtype=bool)
     shapes = np.array([(len(item.prompt), len(item.answer)) for item in items])
+    declared = min(length, cut or length)
     for members in by_shape(shapes, batch):
         chosen = [items[i] for i in members]
         prompts = np.array([_prompt(item, bos, cut) for item in chosen], dtype=np.int64)
         candidates = np.array([[item.answer, *item.others] for item in chosen], dtype=np.int64)
-        nll[members], exact[members] = reader(prompts, candidates, min(length, cut or length))
+        nll[members], exact[members] = reader(prompts, candidates, declared)
         if not np.isfinite(nll[members]).all():
             raise CellFailed(f"the loss is not finite at length {length}")
         after_batch(len(members))
@@ -125,6 +137,8 @@ def read_items(
 
 
 def _prompt(item: TaskItem, bos: int | None, cut: int | None) -> list[int]:
-    prompt = [*([] if bos is None else [bos]), *item.prompt]
-    room = len(prompt) if cut is None else max(1, cut - len(item.answer) + 1)
+    prompt = list(item.prompt) if bos is None else [bos, *item.prompt]
+    if cut is None:
+        return prompt
+    room = max(1, cut - len(item.answer) + 1)
     return prompt[-room:]

@@ -1,7 +1,6 @@
 """Answers of one checkpoint to one task, under every method at every length; no cell is computed
 twice."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.methods import Method
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
+from evaluation.scoring.methods import CellPlace, Method
+from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.drawn_items import DrawnItems
 from evaluation.tasks.task_scoring import Reader, TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
@@ -23,7 +22,7 @@ class TaskResult(MeasuredCells):
 
     settings: TaskEvaluationSettings
     drawn: DrawnItems
-    answers: dict[tuple[str, int], TaskAnswers] = field(default_factory=dict)
+    answers: dict[CellPlace, TaskAnswers] = field(default_factory=dict)
 
 
 class TaskSession(CellSession):
@@ -53,27 +52,18 @@ class TaskSession(CellSession):
             subject=subject,
             drawn=drawn,
             methods=methods,
-            schemes=subject.schemes(methods),
             facts=facts,
-            absent=subject.absent_cells(
-                methods, drawn.lengths, refuse=settings.unreachable == "refuse"
-            ),
         )
-        super().__init__(result, cells, console, EvaluationRanks())
+        lengths = {length: length for length in drawn.lengths}
+        super().__init__(result, lengths, cells, console, EvaluationRanks())
         self.title = f"{drawn.count} items of {drawn.candidates} candidates"
         self.drawn = drawn
 
     def cells(self) -> list[EvaluationCell]:
-        return [
-            self._cell(method, length)
-            for method in self.result.methods
-            for length in self.drawn.lengths
-            if (method.label, length) not in self.result.absent
-        ]
+        return [self._cell(method, length) for method, length in self.places()]
 
     def _cell(self, method: Method, length: int) -> EvaluationCell:
         inputs = min(length, self.subject.trained_length) if method.truncates else length
-        item = self.drawn.items[length][0]
         key = self.key(method, length)
         key |= {"kind": "tasks", "items": self.drawn.hash_at(length), "cut": inputs < length}
         return EvaluationCell(
@@ -83,11 +73,14 @@ class TaskSession(CellSession):
             inputs=np.full(self.drawn.count, inputs),
             keep=min(inputs, 64),
             chunk=max(1, inputs // 2),
-            answers=sum(map(len, (item.answer, *item.others))),
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         inputs = int(cell.inputs[0])
         n = self.drawn.count

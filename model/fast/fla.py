@@ -1,15 +1,16 @@
 """Kernels of flash-linear-attention (0.6) for the recurrence, on GPUs where it is installed.
 
 They compute in bfloat16 with a state in float32. The plain form is `chunked` in
-`model/mixers/recurrence.py`. Not run on a GPU so far: tests replace the kernels.
+`model/mixers/recurrence.py`. The kernel without decay has run on a GPU (docs/benchmarks/gpu); tests
+replace the kernels.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from model.mixers.recurrence import Inputs, RecurrentState
@@ -25,11 +26,11 @@ KERNELS = {
 }
 
 
-@cache
-def is_installed() -> bool:
-    return find_spec("fla") is not None
+IS_INSTALLED = find_spec("fla") is not None
 
 
+# Dynamo cannot trace the import of fla, and fla's kernels are not traced either.
+@torch.compiler.disable
 def fla_outputs(inputs: Inputs, before: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
     """See `chunked`; of one document."""
     decay = inputs.without_padding(None).log_decay

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.attention.sharding import GatheredLayer, ShardedWindow
 from model.cache import CachedTail
-from model.fast.fla import fla_outputs, is_installed
+from model.fast.fla import IS_INSTALLED, fla_outputs
 from model.mixers.recurrence import (
     Inputs,
     RecurrentState,
@@ -119,7 +119,7 @@ def recurrent_outputs(
         and inputs.q.device.type == "cuda"
         and inputs.document is None
         and isinstance(state, LayerState)
-        and is_installed()
+        and IS_INSTALLED
     ):
         out, after = fla_outputs(inputs, state.last)
     else:

@@ -133,8 +133,7 @@ def main() -> None:
         write_table(
             args.out / f"{name}.csv", [dict(zip(drawn.columns, row, strict=True)) for row in rows]
         )
-        drawn.figure.set_dpi(args.dpi)
-        console.info(str(save(drawn.figure, args.out, name)))
+        console.info(str(save(drawn.figure, args.out, name, args.dpi)))
 
 
 if __name__ == "__main__":

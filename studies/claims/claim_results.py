@@ -62,13 +62,14 @@ class MeasuredValues:
         cell = self.cell(value, seed)
         name = self.evaluation(value, seed)
         asked = DEFAULTS | value
+        metric = asked["metric"]
         ignored = (*self.claim.grid, "evaluation", "metric")
         wanted = {k: v for k, v in asked.items() if k not in ignored and v is not None}
         for row in cell["evaluations"][name].get("cells", ()):
             is_asked = all(row.get(key) == each for key, each in wanted.items())
-            if is_asked and row.get(asked["metric"]) is not None:
+            if is_asked and row.get(metric) is not None:
                 return row
-        raise StudyError(f"{cell['id']}: {name} has no {asked['metric']} of {wanted}")
+        raise StudyError(f"{cell['id']}: {name} has no {metric} of {wanted}")
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
         """(value, standard error over the units of the evaluations), by the jackknife."""
@@ -84,7 +85,8 @@ class MeasuredValues:
 
             replicates = evaluate(tree, without_one)
             n = len(replicates)
-            variance += (n - 1) / n * float(((replicates - replicates.mean()) ** 2).sum())
+            changes = replicates - replicates.mean()
+            variance += (n - 1) / n * float((changes**2).sum())
         return number, variance**0.5
 
     def mean(self, value: dict, seed: str) -> float:
@@ -102,21 +104,17 @@ def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
     learning. Raises StudyError for one that is missing."""
     values = MeasuredValues(claim, cells)
     columns = [*claim.axes, *DEFAULTS]
+    rows: list[dict] = []
 
     def add(comparison: str, seed: str, value: dict) -> None:
-        cell = values.cell(value, seed)
+        training = values.cell(value, seed)["training"]
         keys = DEFAULTS | value | claim.arm(value)
         keys["evaluation"] = values.evaluation(value, seed)
-        rows.append({
-            "comparison": comparison,
-            "seed": seed,
-            **{column: keys[column] for column in columns},
-            "value": values.mean(value, seed),
-            "error": None,
-            "weights": cell["training"]["checkpoint_hash"][:16],
-        })  # fmt: skip
+        row = {"comparison": comparison, "seed": seed}
+        row |= {column: keys[column] for column in columns}
+        row |= {"value": values.mean(value, seed), "error": None}
+        rows.append(row | {"weights": training["checkpoint_hash"][:16]})
 
-    rows = []
     for name, comparison in claim.comparisons.items():
         for seed in claim.seeds:
             number, error = values.comparison(comparison.value, seed)
@@ -156,18 +154,22 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
             solved=solved,
             difference=settings.expect == "positive",
         )
-    learned = {", ".join(arm.values()): _learned(claim, arm, table) for arm in claim.arms}
-    word = decide(list(comparisons.values()))
-    p = p_value(list(comparisons.values()))
-    if not all(map(enough_learned, learned.values())):
-        word = NOT_LEARNED
-        p = 1.0
+    primaries = list(comparisons.values())
+    word = decide(primaries)
+    p = p_value(primaries)
+    learned = {}
+    for arm in claim.arms:
+        runs = _learned(claim, arm, table)
+        learned[", ".join(arm.values())] = int(runs.sum())
+        if not enough_learned(runs):
+            word = NOT_LEARNED
+            p = 1.0
     share = ALPHA / len(comparisons)
     return ClaimVerdict(
         word=word,
         comparisons=comparisons,
         ends={name: comparison.interval(share) for name, comparison in comparisons.items()},
-        learned={arm: int(runs.sum()) for arm, runs in learned.items()},
+        learned=learned,
         seeds=len(claim.seeds),
         p=p,
     )

@@ -9,15 +9,15 @@ from studies.results.loss_comparison import LossComparison
 from studies.results.stored import Group, StoredStudy
 
 MIB = 2**20
-COSTS = {  # column: key in a cell's record, unit, format
-    "parameters": ("parameters", 1, "{:,.0f}"),
-    "tokens": ("tokens", 1, "{:,.0f}"),
-    "FLOPs per token": ("flops_per_token", 1, "{:.3g}"),
-    "training FLOPs": ("flops", 1, "{:.3g}"),
-    "last training loss": ("loss", 1, "{:.3f}"),
-    "tokens/s": ("tokens_per_second", 1, "{:,.0f}"),
-    "seconds": ("seconds", 1, "{:,.0f}"),
-    "peak memory, MiB": ("peak_memory_bytes", MIB, "{:,.0f}"),
+COSTS = {  # key in a cell's record: column, format
+    "parameters": ("parameters", ",.0f"),
+    "tokens": ("tokens", ",.0f"),
+    "flops_per_token": ("FLOPs per token", ".3g"),
+    "flops": ("training FLOPs", ".3g"),
+    "loss": ("last training loss", ".3f"),
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "seconds": ("seconds", ",.0f"),
+    "peak_memory_bytes": ("peak memory, MiB", ",.0f"),
 }
 
 
@@ -29,21 +29,21 @@ def costs(study: StoredStudy, group: Group) -> ReportTable:
         training = cell.record.get("training")
         if training and cell.group == group:
             facts = training | cell.record["timing"]
-            numbers = {name: facts.get(key) for name, (key, *_) in COSTS.items()}
-            records.append({"scheme": cell.scheme, **numbers})
+            records.append({"scheme": cell.scheme} | {key: facts.get(key) for key in COSTS})
             machine = facts.get("machine", {})
             machines |= dict.fromkeys(machine.get("gpus") or [machine.get("processor", "unknown")])
-    means = pd.DataFrame(records, columns=["scheme", *COSTS]).groupby("scheme", sort=False).mean()
+    numbers = pd.DataFrame(records, columns=["scheme", *COSTS]).set_index("scheme").astype(float)
+    numbers["peak_memory_bytes"] /= MIB
     rows: list[list[Cell]] = []
-    for scheme, *numbers in means.itertuples():
-        texts = [
-            NONE if pd.isna(number) else form.format(number / unit)
-            for number, (_, unit, form) in zip(numbers, COSTS.values(), strict=True)
-        ]
-        rows.append([scheme, *texts])
+    for scheme, means in numbers.groupby(level=0, sort=False).mean().iterrows():
+        row: list[Cell] = [str(scheme)]
+        for key, (_, form) in COSTS.items():
+            row.append(NONE if pd.isna(means[key]) else format(means[key], form))
+        rows.append(row)
+    columns = ["scheme", *(column for column, _ in COSTS.values())]
     note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."
     title = ", ".join(["Training cost", *(label for _, label in group)])
-    return ReportTable(title, ["scheme", *COSTS], rows, note)
+    return ReportTable(title, columns, rows, note)
 
 
 def cells(study: StoredStudy) -> ReportTable:
@@ -69,7 +69,8 @@ def cells(study: StoredStudy) -> ReportTable:
 def excluded(tables: Sequence[LossComparison]) -> ReportTable:
     """Lengths that could not be evaluated, and results that are not comparable."""
     lengths: dict[tuple[str, ...], list[str]] = {}
-    for losses in (table.losses for table in tables):
+    for table in tables:
+        losses = table.losses
         for (name, length), reason in losses.missing.items():
             lengths.setdefault((losses.name, name, reason), []).append(f"{length:,}")
         for cell, reason in losses.excluded.items():

@@ -7,7 +7,6 @@ of the table besides those of `LossResults`:
     nll                           mean over units; also of each seed
     nll_pooled                    mean over all targets
     nll_as_trained                at L0; the truncation baseline; also of each seed
-    seeds_needed, units_needed    would reduce the half-width of `delta` to the tolerance
     unigram_nll                   of a unigram model on the same targets
 """
 
@@ -18,16 +17,10 @@ import numpy as np
 
 from evaluation.reports.loss_report import UNDERTRAINED, LossResults
 from evaluation.statistics.context_reach import add_reach
-from evaluation.statistics.seeds import change, compare, needed
+from evaluation.statistics.seeds import change, compare
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 from studies.results.losses import Rows, StudyLosses, unit_nll
-from studies.results.stored import (
-    CONFIDENCE,
-    TOLERANCE,
-    StoredStudy,
-    StudyVariant,
-    title_of,
-)
+from studies.results.stored import StoredStudy, StudyVariant, title_of
 
 
 @dataclass(kw_only=True)
@@ -42,8 +35,13 @@ class LossComparison(LossResults):
 
     @property
     def rules(self) -> VerdictRules:
-        alpha = 1 - self.confidence
-        return VerdictRules(self.trained_length, self.tolerance, alpha, self.family, change)
+        return VerdictRules(
+            self.trained_length,
+            self.tolerance,
+            alpha=1 - self.confidence,
+            family=self.family,
+            interval=change,
+        )
 
     def add(self, name: str, metric: str, values: np.ndarray, length: int, **columns) -> None:
         """Add a mean over seeds and units (S, D) with its own interval."""
@@ -65,12 +63,16 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     units = facts["units"]
     unigram = facts.get("unigram_unit_nll")
     variants = {v.name: v for v in losses.variants if v.name in losses.reference}
-    primary = [n for n in declared.get("lengths") or losses.lengths if n in losses.lengths]
+    primary = [n for n in declared["lengths"] or losses.lengths if n in losses.lengths]
     # Failed cells count: the family follows from the declared study, not from its outcome.
-    absent = set(losses.missing) - losses.failed
-    longer = [n for n in losses.lengths if n > facts["trained_length"]]
-    verdicts = {(variant.name, n) for variant in losses.variants for n in longer} - absent
-    differences = declared.get("family") or (len(losses.variants) - 1) * len(primary)
+    absent = losses.missing.keys() - losses.failed
+    judged = [
+        (variant.name, length)
+        for variant in losses.variants
+        for length in losses.lengths
+        if length > facts["trained_length"] and (variant.name, length) not in absent
+    ]
+    differences = declared["family"] or (len(losses.variants) - 1) * len(primary)
     r = LossComparison(
         title=title_of(losses.name, losses.group),
         place={"evaluation": losses.name, **dict(losses.group)},
@@ -84,22 +86,22 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         losses=losses,
         baseline=study.baseline if study.baseline in variants else None,
         primary=primary,
-        family=max(1, len(verdicts)),
+        family=max(1, len(judged)),
         difference_family=max(1, differences),
-        tolerance=declared.get("tolerance") or facts.get("tolerance") or TOLERANCE,
-        confidence=declared.get("confidence") or facts.get("confidence") or CONFIDENCE,
+        tolerance=declared["tolerance"],
+        confidence=declared["confidence"],
         unigram=None if unigram is None else float(np.mean(unigram)),
     )
     for name in variants:
         _add_levels(r, name)
         _add_reach(r, name)
-        _add_parts(r, name)
         _add_repeated(r, name)
     if r.baseline:
         r.truncated = r.table.value(r.baseline, "nll_as_trained", r.trained_length)
-        for name in variants:
-            for length in primary if name != r.baseline else ():
-                _add_difference(r, variants[name], variants[r.baseline], length)
+        baseline = variants.pop(r.baseline)
+        for variant in variants.values():
+            for length in primary:
+                _add_difference(r, variant, baseline, length)
     if r.unigram is not None:
         rows = r.table.select("nll_as_trained")
         r.undertrained = [row.variant for row in rows if row.value > r.unigram - UNDERTRAINED]
@@ -109,7 +111,6 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
 def _add_levels(r: LossComparison, name: str) -> None:
     """NLL, change, verdict and gain at every length."""
     losses = r.losses
-    rules = r.rules
     reference = losses.reference[name]
     r.add_seeds(name, "nll_as_trained", reference, list(reference), r.trained_length)
     if r.unigram is not None:
@@ -125,13 +126,7 @@ def _add_levels(r: LossComparison, name: str) -> None:
             r.table.add(name, "failure", math.nan, length, note=reason)
     missing = set(losses.lengths) - set(changes)
     is_precise = r.is_precise(name)
-    add_verdicts(r.table, name, changes, rules, missing=missing, is_precise=is_precise)
-    for length, values in changes.items():
-        delta = change(values, alpha=rules.alpha, family=r.family)
-        if is_precise and delta.half > r.tolerance:
-            seeds, units = needed(delta, r.tolerance)
-            r.table.add(name, "seeds_needed", math.nan if seeds is None else seeds, length)
-            r.table.add(name, "units_needed", math.nan if units is None else units, length)
+    add_verdicts(r.table, name, changes, r.rules, missing=missing, is_precise=is_precise)
 
 
 def _add_length(r: LossComparison, name: str, length: int) -> None:
@@ -151,33 +146,19 @@ def _add_reach(r: LossComparison, name: str) -> None:
     """The gain of each step of the grid, and the context reach, of the seeds measured at every
     length."""
     losses = r.losses
-    lengths = [n for n in losses.lengths if (name, n) in losses.rows]
     # Without overlap a longer window also has fewer targets with little context.
-    if len(lengths) < 2 or losses.facts["protocol"] == "non-overlapping":
+    if losses.facts["protocol"] == "non-overlapping" or not r.is_precise(name):
         return
-    by_length = [losses.rows[name, n] for n in lengths]
-    seeds = [seed for seed in by_length[-1] if all(seed in measured for measured in by_length)]
-    if not seeds or not r.is_precise(name):
+    rows = {n: losses.rows[name, n] for n in losses.lengths if (name, n) in losses.rows}
+    if len(rows) < 2:
         return
-    nll = {n: unit_nll(losses.rows[name, n], seeds) for n in lengths}
+    *shorter, longest = rows.values()
+    seeds = [seed for seed in longest if all(seed in measured for measured in shorter)]
+    if not seeds:
+        return
+    nll = {length: unit_nll(measured, seeds) for length, measured in rows.items()}
     failed = [n for n in losses.lengths if (name, n) in losses.failed]
-    add_reach(r.table, name, lengths, lambda a, b: nll[a] - nll[b], r.rules, failed)
-
-
-def _add_parts(r: LossComparison, name: str) -> None:
-    """The longest length on only the units outside, and inside, the training data."""
-    losses = r.losses
-    longest = max((row.length for row in r.table.select("nll", name)), default=None)
-    seen = np.array(losses.facts["units"].get("seen") or [False])
-    if longest is None or seen.all() or not seen.any():
-        return
-    seeds = losses.seeds(name, longest)
-    nll = unit_nll(losses.rows[name, longest], seeds)
-    trained = unit_nll(losses.reference[name], seeds)
-    for where, units in (("unseen", ~seen), ("seen", seen)):
-        r.add(name, "nll_as_trained", trained[:, units], r.trained_length, where=where)
-        r.add(name, "nll", nll[:, units], longest, where=where)
-        r.add(name, "gain", (trained - nll)[:, units], longest, where=where)
+    add_reach(r.table, name, list(nll), lambda a, b: nll[a] - nll[b], r.rules, failed)
 
 
 def _add_repeated(r: LossComparison, name: str) -> None:
@@ -193,18 +174,24 @@ def _add_repeated(r: LossComparison, name: str) -> None:
 
 
 def _add_difference(
-    r: LossComparison, variant: StudyVariant, baseline: StudyVariant, length: int
+    r: LossComparison,
+    variant: StudyVariant,
+    baseline: StudyVariant,
+    length: int,
 ) -> None:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = r.losses.rows.get((variant.name, length), {})
     theirs = r.losses.rows.get((baseline.name, length), {})
-    options = {"alpha": r.rules.alpha, "family": r.difference_family}
+    level = {"alpha": r.rules.alpha, "family": r.difference_family}
+    note = ""
     if variant.scheme == baseline.scheme:
+        note = "paired by seed"
         seeds = [seed for seed in ours if seed in theirs]
         if not seeds:
             return
-        difference = change(unit_nll(ours, seeds) - unit_nll(theirs, seeds), **options)
-        r.table.add(variant.name, "difference", difference, length, note="paired by seed")
+        difference = change(unit_nll(ours, seeds) - unit_nll(theirs, seeds), **level)
     elif ours and theirs:
-        difference = compare(unit_nll(ours), unit_nll(theirs), **options)
-        r.table.add(variant.name, "difference", difference, length)
+        difference = compare(unit_nll(ours), unit_nll(theirs), **level)
+    else:
+        return
+    r.table.add(variant.name, "difference", difference, length, note=note)

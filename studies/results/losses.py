@@ -46,41 +46,45 @@ class StudyLosses:
 
     def seeds(self, name: str, length: int) -> list[str]:
         """The seeds measured at this length and as trained at the trained length."""
+        measured = self.rows.get((name, length), {})
         reference = self.reference.get(name, {})
-        return [seed for seed in self.rows.get((name, length), {}) if seed in reference]
+        return [seed for seed in measured if seed in reference]
 
     def shift(self, name: str, length: int) -> np.ndarray:
         """(S, D) NLL at this length minus NLL as trained at the trained length."""
         seeds = self.seeds(name, length)
-        return unit_nll(self.rows[name, length], seeds) - unit_nll(self.reference[name], seeds)
+        nll = unit_nll(self.rows[name, length], seeds)
+        return nll - unit_nll(self.reference[name], seeds)
 
     def add(self, variant: StudyVariant, seed: str, result: dict) -> None:
         """Add the results of a cell for a variant of its scheme."""
+        name = variant.name
         for row in result["cells"]:
-            if row["method"] not in (variant.method, TRAINED):
+            method = row["method"]
+            length = row["length"]
+            if method not in (variant.method, TRAINED):
                 continue
             off = abs(row.get("bfloat16_minus_float32") or 0.0)
-            self.rounding[variant.name] = max(off, self.rounding.get(variant.name, 0.0))
+            self.rounding[name] = max(off, self.rounding.get(name, 0.0))
             is_measured = row.get("unit_nll") is not None
-            is_trained = (row["method"], row["length"]) == (TRAINED, self.facts["trained_length"])
-            if is_measured and is_trained:
-                self.reference.setdefault(variant.name, {})[seed] = row
-            place = (variant.name, row["length"])
-            if row["method"] != variant.method:
+            if is_measured and method == TRAINED and length == self.facts["trained_length"]:
+                self.reference.setdefault(name, {})[seed] = row
+            if method != variant.method:
                 continue
             if is_measured:
-                self.rows.setdefault(place, {})[seed] = row
-            else:
-                self.missing[place] = row.get("failure") or "no number"
-                if row.get("exists"):
-                    self.failed.add(place)
+                self.rows.setdefault((name, length), {})[seed] = row
+                continue
+            self.missing[name, length] = row.get("failure") or "no number"
+            if row.get("exists"):
+                self.failed.add((name, length))
         repeated = result.get("repeated", {})
-        if repeated.get("hash") == self.facts.get("repeated", {}).get("hash"):
-            for row in repeated.get("cells", ()):
-                if row["method"] == variant.method:
-                    distances = (row["distance_low"], row["distance_high"])
-                    place = (variant.name, row["length"], distances)
-                    self.repeated.setdefault(place, {})[seed] = row
+        if repeated.get("hash") != self.facts.get("repeated", {}).get("hash"):
+            return
+        for row in repeated.get("cells", ()):
+            if row["method"] == variant.method:
+                distances = (row["distance_low"], row["distance_high"])
+                place = (name, row["length"], distances)
+                self.repeated.setdefault(place, {})[seed] = row
 
     def drop_incomplete(self) -> None:
         """Drop the other seeds of a length at which one seed failed."""
@@ -101,9 +105,9 @@ def unit_nll(
 def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | None:
     """The losses of one evaluation in one group; None for another protocol or no results."""
     results, excluded = study.results(name, group)
-    if not results or results[0][2].get("protocol") not in PROTOCOLS:
+    if not results or results[0][2]["protocol"] not in PROTOCOLS:
         return None
-    facts = {k: v for k, v in results[0][2].items() if k not in ("cells", "summary")}
+    _, _, facts = results[0]
     losses = StudyLosses(name, group, study.variants, facts, excluded)
     for variant, cell, result in results:
         losses.add(variant, cell.seed, result)

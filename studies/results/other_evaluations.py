@@ -5,6 +5,7 @@ seeds.
 """
 
 import math
+from collections import defaultdict
 
 import numpy as np
 
@@ -35,19 +36,19 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
     rows_of = ROWS.get(first.get("protocol", ""))
     if rows_of is None:
         return None
-    seeds: dict[tuple, list[ResultRow]] = {}
-    units: dict[tuple, list[list[float]]] = {}
+    seeds: dict[tuple, list[ResultRow]] = defaultdict(list)
+    units: dict[tuple, list[list[float]]] = defaultdict(list)
     for variant, _, result in results:
         for row in rows_of(result):
             # not the single layers and heads of an evaluation of attention
             if row.variant == name_of(variant.method) and not row.where.startswith("layer"):
                 row = row._replace(variant=variant.name)
-                seeds.setdefault(row.place, []).append(row)
+                seeds[row.place].append(row)
         for cell in result["cells"]:
             metric = "accuracy" if "unit_accuracy" in cell else "exact"
-            if cell.get(f"unit_{metric}") and cell["method"] == variant.method:
-                place = (variant.name, metric, cell["length"])
-                units.setdefault(place, []).append(cell[f"unit_{metric}"])
+            values = cell.get(f"unit_{metric}")
+            if values and cell["method"] == variant.method:
+                units[variant.name, metric, cell["length"]].append(values)
     r = ReportedResults(
         title=title_of(name, group),
         place={"evaluation": name, **dict(group)},
@@ -58,7 +59,8 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
     for rows in seeds.values():
         mean = float(np.mean([row.value for row in rows]))
         r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
-    family = max(1, len(study.variants) * len({length for *_, length in units}))
+    lengths = {length for _, _, length in units}
+    family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length), values in units.items():
         share = change(np.array(values), alpha=1 - CONFIDENCE, family=family)  # of (S, D)
         word = NOT_ABOVE if share.claimed else POINT

@@ -46,39 +46,44 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
     if not is_run(folder):
         raise StudyError(not_a_run(folder))
     file = folder / "metrics.jsonl"
-    rows = []
+    rows: list[tuple[str, int | str, int, float | str]] = []  # measure, length, step, value
     trained = {}
     targets = ""
     for line in read_metrics(file) if file.exists() else ():
         step = line["step"]
-        if line["kind"] == "train":
+        kind = line["kind"]
+        if kind == "train":
             trained[step] = {key: _number(line.get(key)) for key in ("tokens", "loss", "lr")}
-        elif line["kind"] == "start" and line["attempt"] > 1:
+        elif kind == "start" and line["attempt"] > 1:
             rows.append(("resumed", "", step, ""))
-        elif line["kind"] == "change" and (line["overrides"] or "length" in line):
-            length = [f"{line['length']:,} tokens"] if "length" in line else []
-            rows.append(("change", "", step, ", ".join([*length, *line["overrides"]])))
-        elif line["kind"] == "validation":
+        elif kind == "change":
+            changes = [f"{line['length']:,} tokens"] if "length" in line else []
+            changes += line["overrides"]
+            if changes:
+                rows.append(("change", "", step, ", ".join(changes)))
+        elif kind == "validation":
             targets = str(line.get("targets_hash", line.get("targets", "")))
             for length, nll in sorted((int(n), nll) for n, nll in line["nll"].items()):
                 rows.append(("held_out", length, step, _number(nll)))
     if not trained:
         raise StudyError(f"{folder} has no trained step yet")
     run = Run(folder)
-    for parent in run.manifest.get("lineage", [])[:1]:
-        if parent.get("fork"):
-            rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
+    lineage = run.manifest.get("lineage")
+    if lineage and lineage[0].get("fork"):
+        parent = lineage[0]
+        rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
     steps = pd.DataFrame.from_dict(trained, orient="index")
     width = max(1, round(share * len(steps)))
     steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
     for measure in ("loss", "loss_smoothed", "lr"):
         rows += [(measure, "", step, value) for step, value in steps[measure].items()]
-    tokens = np.interp([row[2] for row in rows], [0, *steps.index], [0, *steps.tokens])
-    records = [(name, *row[:3], t, row[3]) for row, t in zip(rows, tokens, strict=True)]
+    table = pd.DataFrame(rows, columns=["measure", "length", "step", "value"], dtype=object)
+    table["run"] = name
+    table["tokens"] = np.interp(table.step.astype(float), [0, *steps.index], [0, *steps.tokens])
     return TrainingCurves(
         name=name,
         train_length=run.settings.train_length,
-        table=pd.DataFrame(records, columns=list(COLUMNS), dtype=object),
+        table=table[list(COLUMNS)],
         tokenizer=run.manifest.get("tokenizer_hash", ""),
         targets=targets,
     )

@@ -102,39 +102,13 @@ def test_invalid_requests():
         sampler(store, (5, 6)).batch(0, 0, 4)
 
 
-def test_overwritten_shards_are_named_when_the_next_epoch_reads_them():
+def test_truncated_shards_are_named_when_the_next_epoch_reads_them():
+    """Reading the map of a truncated file would end the process."""
     store = make_store([9, 8, 7, 6, 5, 4], shards=1)
     batches = sampler(store, (5, 2))
     batches.batch(0)
     path = store.folder / "00000.tokens"
     good = path.read_bytes()
-    with open(path, "r+b") as file:  # the same inode, as the map of a running training has it
-        file.write(b"\0" * len(good))
-    batches.batch(1)  # of a shard that was verified for this epoch
-    last = (store.n_tokens - 1) // 5 // 2
-    with pytest.raises(DataError, match=str(path)):
-        batches.batch(last)
-    path.write_bytes(good[:-4])  # reading the map of a truncated file would end the process
+    path.write_bytes(good[:-4])
     with pytest.raises(DataError, match=f"{path} .*{len(good)}"):
-        batches.batch(last)
-
-
-segments = st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7))
-
-
-@hypothesis_settings(max_examples=25)
-@given(stores, st.lists(segments, min_size=2, max_size=5), st.integers(0, 99))
-def test_tokens_are_unique_within_an_epoch(lengths, plan, seed):
-    """With windows of several lengths."""
-    batches = sampler(make_store(lengths), *plan, seed=seed)
-    of_step = [segment for segment in plan for _ in range(segment[2])] + [plan[-1]] * 3
-    seen: dict[int, list] = {}
-    for step, (length, batch_size, _) in enumerate(of_step):
-        (windows,) = batches.windows(step, step + 1)
-        tokens = batches.batch(step).tokens
-        assert tokens.shape == (batch_size, length)
-        for row, epoch in zip(tokens.tolist(), windows.epoch.tolist(), strict=True):
-            seen.setdefault(epoch, []).extend(row)
-    assert all(len(set(tokens)) == len(tokens) for tokens in seen.values())
-    total = sum(map(len, seen.values()))
-    assert batches.passes(len(of_step)) == {"": round(total / (sum(lengths) - 1), 6)}
+        batches.batch((store.n_tokens - 1) // 5 // 2)

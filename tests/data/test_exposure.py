@@ -36,7 +36,6 @@ RULES = [
     ExposureRule(),
     ExposureRule(3),
     ExposureRule(3, 2),
-    ExposureRule(1, 40),
     ExposureRule(50, 2),
 ]
 
@@ -88,7 +87,13 @@ CASES = [
 def test_counts_match_loops_over_batches(store, packing, name, rule):
     """Windows of several lengths, and an attention range that changes during training."""
     plan = [(5, 4, 3), (13, 2, 2), (5, 3, 9)]
-    batches = sampler(store, *plan, packing=packing, seed=4, positions=SAMPLERS[name])
+    batches = sampler(
+        store,
+        *plan,
+        packing=packing,
+        seed=4,
+        positions=SAMPLERS[name],
+    )
 
     def rule_at(step: int) -> ExposureRule:
         return rule if step < 7 else ExposureRule()
@@ -127,7 +132,7 @@ def test_counts_are_stored(store, tmp_path):
     write_exposure(tmp_path, exposure)
     stored = read_exposure(tmp_path)
     assert as_counters(stored) == as_counters(exposure)
-    assert (stored.first, stored.steps, stored.counted) == (exposure.first, 3, 3)
+    assert (stored.steps, stored.counted) == (3, 3)
     (tmp_path / "exposure.npz").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"exposure\.npz"):
         read_exposure(tmp_path)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from data.files import _host, atomic, locked, save_array
-from errors import TrainingError
-from run_directory.run import locked_run
 
 
 def test_failed_write_keeps_old_file(tmp_path):
@@ -44,9 +42,3 @@ def test_lock_is_exclusive_unless_shared(tmp_path):
         assert locked(theirs, shared=True) is True
         assert locked(mine, shared=True) is True
         assert locked(mine) is False
-    with (
-        locked_run(tmp_path),
-        pytest.raises(TrainingError, match="is being trained by process"),
-        locked_run(tmp_path),
-    ):
-        pass

@@ -19,8 +19,8 @@ from data import DataError, PreparedData, open_prepared, prepared_folder
 from data.files import _host, locked
 from data.preparation.prepare import prepare
 from tests.data.conftest import Listener, changed
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[2]
 BYTES = {"tokenizer": {"name": "bytes"}, "duplicate_threshold": 2}
 BPE = {"name": "huggingface", "vocab_size": 300}
 
@@ -41,8 +41,7 @@ def whole(settings) -> tuple:
 
 
 def test_prepared_text_round_trips(settings, corpus, monkeypatch):
-    console = Listener()
-    prepared = prepare(settings, console, workers=1)
+    prepared = prepare(settings, workers=1)
     tokenizer = prepared.tokenizer
     assert len({*prepared.train.names, *prepared.valid.names}) == 37
     for store in (prepared.train, prepared.valid):
@@ -58,11 +57,9 @@ def test_prepared_text_round_trips(settings, corpus, monkeypatch):
     summary = prepared.summary
     assert summary["bytes_read"] == prepared.train.bytes.sum() + prepared.valid.bytes.sum()
     assert summary["train"]["tokens"] == prepared.train.n_tokens
-    assert summary["valid"]["bytes"] == prepared.valid.bytes.sum()
     long = (prepared.train.lengths >= 512).sum()
     assert summary["train"]["documents_at_least"]["512"] == long
     assert summary["lossy_documents"] == 0
-    assert console.tables
     # A second call changes nothing.
     before = {path: path.stat().st_mtime_ns for path in prepared.folder.rglob("*")}
     monkeypatch.setattr("data.preparation.prepare._Preparation", None)
@@ -157,14 +154,13 @@ def test_settings_determine_directory(settings, corpus):
 def test_minimum_validation_size(settings, corpus, files, fraction, held_out):
     for path in sorted(corpus.rglob("*.txt"))[files:]:
         path.unlink()
-    for _ in range(2):  # a finished preparation reports it too
-        console = Listener()
-        prepared = prepare(changed(settings, **BYTES, valid_fraction=fraction), console, workers=1)
-        assert prepared.valid.n_documents == held_out
-        assert prepared.train.n_documents == files - held_out
-        lines = [line for line in console.lines if "held out" in line]
-        assert len(lines) == (0 < held_out < 20)
-        assert all(f"fewer than {6 if held_out < 6 else 20}" in line for line in lines)
+    console = Listener()
+    prepared = prepare(changed(settings, **BYTES, valid_fraction=fraction), console, workers=1)
+    assert prepared.valid.n_documents == held_out
+    assert prepared.train.n_documents == files - held_out
+    lines = [line for line in console.lines if "held out" in line]
+    assert len(lines) == (0 < held_out < 20)
+    assert all(f"fewer than {6 if held_out < 6 else 20}" in line for line in lines)
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
@@ -176,7 +172,7 @@ def test_spans_of_few_long_documents_are_held_out(settings, corpus, monkeypatch,
     folder.mkdir()
     books = {f"{i}.{ending}": f"Book {i}\n{text}" for i in range(documents)}
     for name, book in books.items():
-        (folder / name).write_text(json.dumps({"text": book}) if ending == "jsonl" else book)
+        (folder / name).write_text(book if ending == "txt" else json.dumps({"text": book}))
     asked = changed(settings, **BYTES, source={"name": "files", "path": str(folder)})
     console = Listener()
     with stopped(monkeypatch, "spool._write_chunk", documents + 3):
@@ -191,10 +187,8 @@ def test_spans_of_few_long_documents_are_held_out(settings, corpus, monkeypatch,
     spans = {}
     for store in (prepared.train, prepared.valid):
         for i, name in enumerate(store.names):
-            book, number = name.removesuffix("#0").split("@")
-            spans[book.removesuffix("#0"), int(number)] = prepared.tokenizer.decode(
-                store.document(i)
-            )
+            book, number = name.replace("#0", "").split("@")
+            spans[book, int(number)] = prepared.tokenizer.decode(store.document(i))
     assert len(spans) == prepared.train.n_documents + prepared.valid.n_documents
     for name, book in books.items():
         assert "".join(span for (own, _), span in sorted(spans.items()) if own == name) == book
@@ -244,11 +238,8 @@ def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_p
     assert not {"copy.txt", "part.txt"} & set(prepared.train.names)
     figures = prepared.summary["near_duplicates"]
     assert (figures["documents"], figures["shingles_remaining"]) == (2, 0)
-    sizes = [sum(path.stat().st_size for path in own) for own in (copies, corpus.rglob("*.txt"))]
-    assert figures["share_of_bytes"] == pytest.approx(sizes[0] / sizes[1])
     off = prepare(changed(settings, valid_source=source, duplicate_threshold=2), workers=1)
     assert off.train.n_documents == 39
-    assert off.summary["near_duplicates"]["documents"] is None
 
 
 def test_unusable_text_raises(settings, tmp_path):

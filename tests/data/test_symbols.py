@@ -3,12 +3,10 @@ only."""
 
 import random
 from collections import Counter
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
-import yaml
 from pydantic import TypeAdapter
 
 from data import DataError, DataSettings
@@ -28,8 +26,9 @@ from data.tokenizers import SymbolTokenizer, load_tokenizer
 from tests.data.stores import check_ranks
 from tests.data.symbol_checkers import check
 from tests.data.test_exposure import as_counters, by_loops
+from tests.files import table
 
-TABLE = yaml.safe_load(Path(__file__).with_name("symbol_tasks.yaml").read_text())
+TABLE = table("data/symbol_tasks.yaml")
 TASKS: dict[str, dict] = {name: {"name": name} | keys for name, keys in TABLE["tasks"].items()}
 POSITIONED: dict[str, dict] = {name: case["task"] for name, case in TABLE["positioned"].items()}
 EVERY = TASKS | POSITIONED
@@ -97,9 +96,6 @@ def test_draws_have_the_stated_probabilities():
     assert shares == pytest.approx({"i": 0.6, "w": 0.2, "r": 0.2}, abs=0.02)
     ones = [make({"name": "majority"}, (9, 9)).item(i).symbols[:9].count("1") for i in range(600)]
     assert all(abs(ones.count(n) - 60) < 30 for n in range(10))  # every count equally likely
-    even = make({"name": "majority", "even": True}, (9, 9))
-    ones = [even.item(i).symbols[:9].count("1") for i in range(600)]
-    assert ones.count(4) + ones.count(5) > 240  # 126 of 256 for each half
 
 
 def test_programs_have_the_probabilities_of_the_authors_generator():
@@ -150,7 +146,8 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
             assert np.array_equal(row.position[0, :n], given + start * (given > 0))
             assert row.position.max() <= 30
             starts[purpose].add(start)
-    assert len(starts["training"]) > 15 and starts["evaluation"] == {0}
+    assert len(starts["training"]) > 15
+    assert starts["evaluation"] == {0}
     assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
     item = items.item(3)
@@ -166,7 +163,13 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
 @pytest.mark.parametrize("case", ["copy", "flip_flop", "addition, coupled"])
 def test_batches_train_answers_and_never_padding(case, bos, loss):
     settings = data_of(EVERY[case], bos=bos, source={"loss": loss})
-    items = SymbolItems(settings.source.task, (3, 9), purpose="training", seed=4, bos=bos)
+    items = SymbolItems(
+        settings.source.task,
+        (3, 9),
+        purpose="training",
+        seed=4,
+        bos=bos,
+    )
     names = ["<end>", "<begin>", *settings.source.task.alphabet]
     seen = set()
     for step in range(3):
@@ -218,10 +221,8 @@ def test_tokenizer_round_trip(tmp_path):
     assert tokenizer.decode([1, *tokenizer.encode("7"), 0]) == "7"
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert loaded.hash == tokenizer.hash
+    assert loaded.hash == tokenizer.hash != SymbolTokenizer(task.alphabet[::-1]).hash
     assert loaded.encode(text) == tokenizer.encode(text)
-    other = SymbolTokenizer(task.alphabet[::-1])
-    assert other.hash != tokenizer.hash
     for wrong in ("3 99", "<end>"):
         with pytest.raises(DataError, match="symbol"):
             tokenizer.encode(wrong)

@@ -82,7 +82,8 @@ def test_reference_solver_agrees(task, tokenizer):
             right, rivals = solve(task.name, prompt)
             others = [tokenizer.decode(other) for other in item.others]
             assert answer == right
-            assert others and len(set(others)) == len(others)
+            assert others
+            assert len(set(others)) == len(others)
             assert set(others) <= rivals - {right}
             assert {len(other) for other in item.others} == {len(item.answer)}
             size = len(item.prompt) + len(item.answer)
@@ -146,15 +147,12 @@ def test_training_items_ask_several_times(task):
         assert item.prompt[start : start + len(item.answer)] == item.answer
     assert min(repeated) == 0
     assert max(repeated) == (7 if task.name == "passkey" else 2)
-    few = make(PasskeyTask(keys=1, digits=1, choices=20), ByteTokenizer(), "training")(0, 100)
-    assert len(few.others) == 9  # training compares none
 
 
 @pytest.mark.parametrize(
     ("task", "length", "message"),
     [
         (PasskeyTask(), 40, "40 tokens"),
-        (RecallTask(), 5, "5 tokens"),
         (RecallTask(letters=1), 500, "letters"),
         (PasskeyTask(keys=12, digits=1), 900, "digits"),
     ],
@@ -174,5 +172,5 @@ def test_haystacks_are_long_documents():
     with pytest.raises(DataError, match=r"3 documents of here .* 3,000 tokens.* 2,700"):
         Haystacks(documents, ByteTokenizer(), 3000, 5, "here")
     sides = [is_for(f"file {i}", "evaluation") for i in range(500)]
+    assert sides == [not is_for(f"file {i}", "training") for i in range(500)]
     assert 70 < sum(sides) < 130
-    assert all(is_for(f"file {i}", "training") != side for i, side in enumerate(sides))

@@ -71,7 +71,14 @@ def tiny():
 
     def make(position=None, *, train_length=16, dtype=torch.float32, seed=0, layers=3):
         extra = {} if position is None else {"position": position}
-        settings = ModelSettings(dim=24, layers=layers, heads=6, kv_heads=2, ffn_dim=40, **extra)
+        settings = ModelSettings(
+            dim=24,
+            layers=layers,
+            heads=6,
+            kv_heads=2,
+            ffn_dim=40,
+            **extra,
+        )
         return Transformer(settings, VOCAB, train_length).initialize(seed).to(dtype).eval()
 
     return make
@@ -144,7 +151,12 @@ def do(make_store, tokenizer, subject, tmp_path):
         train=train,
         **kw,
     ):
-        asked = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"}
+        asked = {
+            "lengths": [16, 32, 64],
+            "targets": 5,
+            "spans_per_document": 2,
+            "device": "cpu",
+        }
         settings = EvaluationSettings(methods=list(methods), **asked | kw)
         cells = tmp_path / "cells"
         return loss_session(settings, subject, store, cells, train=train, console=console).run()

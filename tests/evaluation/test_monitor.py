@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from errors import EvaluationError
 from evaluation.monitor import text_targets
@@ -10,29 +11,29 @@ from model import TokenPositions
 
 def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     store = make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6)
-    monitor = text_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
-    assert monitor.lengths == [16, 32, 64] and monitor.note == ""
+    monitor = text_targets(
+        store,
+        [16, 32, 64],
+        targets=6,
+        spans=7,
+        seed=3,
+    )
+    assert monitor.lengths == [16, 32, 64]
+    assert monitor.note == ""
     model = sharp().train()
     first = monitor.measure(model)
-    second = monitor.measure(model)
-    assert first == second and model.training
-    again = text_targets(
-        make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6), [16, 32, 64], 6, 7, 3
-    )
-    assert again.measure(model) == first
+    assert monitor.measure(model) == first
+    assert model.training
     for length, (nll, count) in first.items():
         assert count == 7 * 6
         total = 0.0
         windows = fixed_windows(monitor.targets, length)
         tokens = torch.from_numpy(monitor.text.windows(windows.document, windows.end, length))
-        with torch.no_grad():
-            for row in tokens:
-                logits = model(row[None, :-1], TokenPositions.plain(length, length=length))[
-                    0
-                ].double()
-                total -= (
-                    torch.log_softmax(logits, -1)[torch.arange(length), row[1:]][-6:].sum().item()
-                )
+        for row in tokens:
+            with torch.no_grad():
+                (logits,) = model(row[None, :-1], TokenPositions.plain(length)).double()
+            losses = F.cross_entropy(logits, row[1:], reduction="none")
+            total += losses[-6:].sum().item()
         assert nll == pytest.approx(total / count, abs=1e-5)
 
 
@@ -57,9 +58,10 @@ def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkey
             with pytest.raises(InterruptedError):
                 monitor.measure(model, "cpu", rank, world, leave)
             counts.append(len(passes))
-        assert len(set(counts)) == 1 and counts[0] == len(monitor.lengths) * -(-5 // world)
-        owned = [[np.isfinite(mine[16]).sum() for mine in held], 9 * 6]
-        assert sum(owned[0]) == owned[1] and max(owned[0]) < owned[1]
+        assert len(set(counts)) == 1
+        assert counts[0] == len(monitor.lengths) * -(-5 // world)
+        owned = [np.isfinite(mine[16]).sum() for mine in held]
+        assert sum(owned) == 9 * 6 > max(owned)
         assert monitor.measure(model, "cpu", 0, world, lambda mine, held=held: held) == alone
 
 
@@ -74,13 +76,16 @@ def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
     fine = monitor.measure(model)
     model.forward = breaks
     found = monitor.measure(model)
-    assert np.isnan(found[32][0]) and found[32][1] == 54
-    assert found[16] == fine[16] and found[64] == fine[64]
+    assert np.isnan(found[32][0])
+    assert found[32][1] == 54
+    assert found[16] == fine[16]
+    assert found[64] == fine[64]
 
 
 def test_lengths_with_few_documents_are_skipped_with_warning(make_store):
     monitor = text_targets(make_store([90] * 7 + [300] * 3), [16, 64, 128], targets=6, spans=10)
-    assert monitor.lengths == [16, 64] and "only 3 of 10" in monitor.note
+    assert monitor.lengths == [16, 64]
+    assert "only 3 of 10" in monitor.note
     few = text_targets(make_store([300, 40]), [16, 32, 128], targets=6, spans=10)
     assert few.lengths == [16, 32]
     with pytest.raises(EvaluationError, match="longest usable length is 30"):

@@ -1,4 +1,4 @@
-"""evaluate.py under torchrun and accelerate: equal files, written once, and exit statuses."""
+"""evaluate.py under torchrun: equal files, written once, and exit statuses."""
 
 import json
 import os
@@ -7,28 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.evaluation.test_evaluate_script import SMALL, call, root  # noqa: F401
+from tests.files import ROOT, results_of
 
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCHERS = {
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"],
-    "accelerate": [
-        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes"),
-    ],
-}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
-def started(launcher, processes, *overrides, **environment):
-    """evaluate.py by several processes."""
+def started(*overrides):
+    """evaluate.py by two processes."""
     return subprocess.Popen(
-        [sys.executable, *LAUNCHERS[launcher], str(processes), ROOT / "evaluate.py", *overrides],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"} | environment,
+        [sys.executable, *TORCHRUN, ROOT / "evaluate.py", *overrides],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,7 +30,7 @@ def started(launcher, processes, *overrides, **environment):
 
 def results(run):
     """What an evaluation left, but for what differs between any two calls."""
-    record = json.loads((run / "evaluation" / "one" / "results.json").read_text())
+    record = results_of(run / "evaluation" / "one")
     text = json.dumps({k: v for k, v in record.items() if k not in ("command", "finished")})
     table = (run / "evaluation" / "one" / "results.csv").read_text()
     cells = {
@@ -47,26 +40,28 @@ def results(run):
 
 
 @pytest.mark.slow  # tests/evaluation/test_ranks.py has processes without a launcher
-@pytest.mark.parametrize(("launcher", "processes"), [("torchrun", 2), ("accelerate", 2)])
-def test_launched_processes_write_same_files_as_one(root, monkeypatch, capsys, launcher, processes):  # noqa: F811
+def test_launched_processes_write_same_files_as_one(root, capsys):  # noqa: F811
     overrides = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
-    alone = root / f"alone-{launcher}-{processes}"
-    shared = root / f"{launcher}-{processes}"
+    alone = root / "alone"
+    shared = root / "shared"
     for copy in (alone, shared):
         shutil.copytree(root / "run", copy, ignore=shutil.ignore_patterns("evaluation"))
-    call(monkeypatch, alone, *overrides)
+    call(alone, *overrides)
     printed = capsys.readouterr()
-    process = started(launcher, processes, shared, *overrides)
+    process = started(shared, *overrides)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    text, table, cells = results(shared)
-    want_text, want_table, want_cells = results(alone)
-    assert text == want_text and table == want_table
-    assert set(cells) == set(want_cells) and len(cells) == 6
-    assert all((cells[name] == want_cells[name]).all() for name in cells)
+    *texts, cells = results(shared)
+    *expected, expected_cells = results(alone)
+    assert texts == expected
+    assert cells.keys() == expected_cells.keys()
+    assert len(cells) == 6
+    for name, nll in cells.items():
+        assert (nll == expected_cells[name]).all()
     # One process speaks: the same lines as that of one.
     assert out == printed.out.replace(str(alone), str(shared))
-    assert errors.count("forecast:") == 1 and errors.count("evaluating: done") == 1
+    assert errors.count("forecast:") == 1
+    assert errors.count("evaluating: done") == 1
 
 
 @pytest.mark.slow
@@ -74,15 +69,8 @@ def test_launched_processes_write_same_files_as_one(root, monkeypatch, capsys, l
 def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # noqa: F811
     run = root / f"signal-{number}"
     shutil.copytree(root / "run", run, ignore=shutil.ignore_patterns("evaluation"))
-    overrides = [
-        *SMALL[:1],
-        "targets=1",
-        "spans_per_document=16",
-        "device=cpu",
-        "folder=one",
-        "batch=1",
-    ]
-    process = started("torchrun", 2, run, *overrides)
+    words = ["targets=1", "spans_per_document=16", "device=cpu", "folder=one", "batch=1"]
+    process = started(run, SMALL[0], *words)
     cells = run / "evaluation" / "cells"
     end = time.monotonic() + 200
     while not list(cells.glob("*.npz")) and time.monotonic() < end and process.poll() is None:
@@ -91,4 +79,5 @@ def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # 
     process.communicate(timeout=120)
     assert process.returncode != 0
     assert not subprocess.run(["pgrep", "-f", str(run)], capture_output=True, check=False).stdout
-    assert list(cells.glob("*.npz")) and not (run / "evaluation" / "one").exists()
+    assert list(cells.glob("*.npz"))
+    assert not (run / "evaluation" / "one").exists()

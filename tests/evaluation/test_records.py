@@ -16,7 +16,7 @@ def means_of(result, values, names):
     return [values.reshape(-1, 10)[documents].mean() for documents in names]
 
 
-def test_results_record_units_and_their_contamination(do, make_store):
+def test_results_record_units(do, make_store):
     clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
@@ -26,7 +26,6 @@ def test_results_record_units_and_their_contamination(do, make_store):
         "kind": "cluster",
         "names": ["ann", "bob", "cy", "doc3", "doc6"],
         "targets": [20, 10, 20, 10, 10],
-        "seen": [False, False, True, False, False],  # a document's name is no cluster
     }
     documents = [[0, 1], [2], [4, 5], [3], [6]]  # in the order of the units
     losses = {"unigram": result.unigram, "truncated": result.truncated}
@@ -36,34 +35,6 @@ def test_results_record_units_and_their_contamination(do, make_store):
     for cell in record["cells"]:
         expected = means_of(result, result.nll[cell["method"], cell["length"]], documents)
         assert cell["unit_nll"] == pytest.approx(expected)
-
-
-def test_contaminated_units_are_reported_separately(do, make_store):
-    names = [f"author {i // 2}" for i in range(14)] + ["known"] * 2
-    store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
-    train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
-    result = do(store=store, train=train, methods=["trained", "truncate", "yarn"])
-    table = analyze(result).table
-    unseen = [[2 * a, 2 * a + 1] for a in range(7) if a != 3]
-    means = np.array(means_of(result, result.nll["yarn", 64], unseen))
-    base = np.array(means_of(result, result.nll["trained", 16], unseen))
-    assert table.value("yarn", "nll", 64) != pytest.approx(means.mean())
-    assert table.get("yarn", "nll", 64, "unseen").value == pytest.approx(means.mean())
-    # simultaneous over 2 methods at 2 lengths
-    half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)
-    delta = table.get("yarn", "delta", 64, "unseen")
-    assert delta.value == pytest.approx((means - base).mean())
-    assert delta.high - delta.value == pytest.approx(half)
-    assert not delta.verdict
-    assert all(math.isnan(row.low) for row in table.select("nll", where="seen"))
-    for part, units in (("unseen", 6), ("seen", 2)):
-        own = table.select("gain", where=part)
-        assert len(own) == 9
-        assert {row.units for row in own} == {units}
-
-
-def half_of(units, sd):
-    return stats.t.ppf(1 - 0.05 / 6 / 2, units - 1) * sd / math.sqrt(units)
 
 
 def test_every_derived_column_by_hand(do):
@@ -87,7 +58,7 @@ def test_every_derived_column_by_hand(do):
         assert cell["bits_per_byte"] == pytest.approx(bits)
         intervals = {"gain": interval(base - nll)}
         if method == "truncate" or length == 16:
-            for name in ("delta", "verdict", "units_needed"):
+            for name in ("delta", "verdict"):
                 assert cell[name] is None
         else:
             delta = interval(nll - base, 0.05 / 6)
@@ -98,13 +69,9 @@ def test_every_derived_column_by_hand(do):
             held = all(upper[n] < 0.02 for n in upper if n <= length)
             word = "broken" if delta[1] > 0.02 else "held" if held else "inconclusive"
             assert cell["verdict"] == word
-            sd = np.std(means_of(result, nll - base, np.arange(7)), ddof=1)
-            enough = cell["units_needed"]
-            assert (enough is None) == (half_of(7, sd) <= 0.02)
-            assert enough is None or half_of(enough, sd) <= 0.02 < half_of(enough - 1, sd)
         for name, expected in intervals.items():
             found = (cell[name], cell[f"{name}_low"], cell[f"{name}_high"])
-            assert found == pytest.approx(expected, rel=1e-6, abs=1e-9), (method, length, name)
+            assert found == pytest.approx(expected, rel=1e-6, abs=1e-9), name
 
 
 def test_absent_cells_are_not_in_the_family(do):

@@ -8,11 +8,9 @@ import shlex
 import sys
 from pathlib import Path
 
-import yaml
-
 from settings.script import run_main
 from tests.faults.fault import Fault, Result, call
-from tests.training.conftest import ROOT
+from tests.files import ROOT, table
 
 POSITIONS = ROOT / "configs" / "position"
 
@@ -70,7 +68,7 @@ def misspelt(folder: Path, overrides: list[str]) -> Result:
     return call("train.py", *overrides, "training.token=5", cwd=folder)
 
 
-LINES = yaml.safe_load(Path(__file__).with_name("command_lines.yaml").read_text(encoding="utf-8"))
+LINES = table("faults/command_lines.yaml")
 FAULTS = [
     Fault("unknown setting", misspelt, names=("training.token", "training.tokens")),
     Fault("settings after an option", prepare_words_around_an_option, status=0),

@@ -3,12 +3,15 @@
 import os
 
 from tests.faults.fault import Fault, call
+from tests.files import table
+
+_FILES = table("faults/settings_files.yaml")
 
 
-def _settings_file(content: str, name: str = "settings.yaml"):
+def _settings_file(content: str):
     def run(folder, overrides):
-        (folder / name).write_text(content, encoding="utf-8")
-        return call("train.py", *overrides, name, cwd=folder)
+        (folder / "settings.yaml").write_text(content, encoding="utf-8")
+        return call("train.py", *overrides, "settings.yaml", cwd=folder)
 
     return run
 
@@ -19,15 +22,8 @@ def _corpus(files: dict[bytes, str], *more: str):
     def run(folder, overrides):
         for name, text in files.items():
             (folder / os.fsdecode(name)).write_text(text, encoding="utf-8")
-        overrides = [
-            word for word in overrides if "data.source" not in word and "data.root" not in word
-        ]
-        source = [
-            "data.source.name=files",
-            f"data.source.path={folder}",
-            f"data.root={folder / 'prepared'}",
-        ]
-        return call("scripts/prepare.py", *overrides, *source, *more, "--workers=1", cwd=folder)
+        own = [f"data.source.path={folder}", f"data.root={folder / 'prepared'}"]
+        return call("scripts/prepare.py", *overrides, *own, *more, "--workers=1", cwd=folder)
 
     return run
 
@@ -45,16 +41,6 @@ FAULTS = [
         names=("settings.yaml", "100,000 values"),
     ),
     Fault(
-        "NUL in settings",
-        _settings_file("seed: 1\ndata: {label: x\0}\n"),
-        names=("settings.yaml:2", r"'\x00'"),
-    ),
-    Fault(
-        "escape sequences in a setting's name",
-        _settings_file('"\\e[2J": 1\n'),
-        names=("settings.yaml:1", r"\x1b[2J"),
-    ),
-    Fault(
         "records nested too deeply", _corpus(_RECORDS), status=0, names=("1 documents", "r.jsonl#0")
     ),
     Fault(
@@ -69,9 +55,5 @@ FAULTS = [
     Fault(
         "names that are not UTF-8", _corpus({b"%d\xff.txt" % i: _TEXT for i in range(20)}), status=0
     ),
-    Fault(
-        "a tag that does not fit",
-        _settings_file('seed: !!int ""\n'),
-        names=("settings.yaml:1", "tag"),
-    ),
+    *(Fault(name, _settings_file(file), names=tuple(names)) for name, file, names in _FILES),
 ]

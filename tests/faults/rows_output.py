@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +11,10 @@ from errors import REQUEUE
 from run_directory.checkpoints import steps_of
 from run_directory.run import locked_run
 from tests.faults.fault import Fault, Result, call
-from tests.processes import ScriptProcess
-from tests.training.conftest import ROOT, environment
+from tests.files import ROOT
+from tests.processes import ScriptProcess, wait_until
+from tests.training.conftest import environment
+from tests.training.tiny import logged_steps
 
 LONG = ("training.tokens=4M", "training.validation.interval=null", "training.samples.prompts=[]")
 UNSAVED = "training.checkpoint.interval=null"
@@ -24,7 +25,8 @@ def trains_into_a_closed_pipe(folder: Path, overrides: list[str]) -> Result:
     os.mkfifo(pipe := folder / "pipe")
     process = ScriptProcess("train.py", [*overrides, "--run-dir=run"], folder, pipe, pipe)
     with open(pipe, encoding="utf-8") as reader:
-        assert reader.readline() and reader.readline()
+        assert reader.readline()
+        assert reader.readline()
     return ended(process, folder)
 
 
@@ -58,19 +60,10 @@ class Training:
                 )
         else:
             self.process = ScriptProcess("train.py", overrides, folder, self.log, self.log)
-        self.wait_for(lambda: self.steps() >= 3 or self.process.poll() is not None)
+        wait_until(lambda: self.steps() >= 3 or self.process.poll() is not None)
 
     def steps(self) -> int:
-        file = self.run / "metrics.jsonl"
-        return file.read_bytes().count(b'"kind": "train"') if file.exists() else 0
-
-    def wait_for(self, condition) -> None:
-        end = time.monotonic() + 120
-        while not condition():
-            if time.monotonic() > end:
-                self.process.kill()
-                raise TimeoutError(self.log.read_text())
-            time.sleep(0.01)
+        return logged_steps(self.run)
 
     def result(self) -> Result:
         try:
@@ -95,7 +88,8 @@ def loses(name: str, saves: bool, folder: Path, overrides: list[str]) -> Result:
     gone = training.run / name
     os.rename(gone, folder / "gone")  # at once, also where the training is writing into it
     result = training.result()
-    assert bool(steps_of(training.run)) == saves and training.run.exists() == saves
+    assert bool(steps_of(training.run)) == saves
+    assert training.run.exists() == saves
     return result
 
 
@@ -129,7 +123,7 @@ def orphaned(folder: Path, overrides: list[str]) -> Result:
     training = Training(folder, [*overrides, UNSAVED], *launcher)
     training.process.kill()
     result = training.result()
-    training.wait_for(lambda: "saved" in training.log.read_text())
+    wait_until(lambda: "saved" in training.log.read_text())
     assert steps_of(training.run) == [training.steps()]
     return Result(result.status, "", training.log.read_text())
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from generation.sampling import SamplingParams
-from model import ModelError
 
 # Five tokens of probability 0.40, 0.30, 0.15, 0.10, 0.05, in another order than by size.
 P = {3: 0.40, 0: 0.30, 4: 0.15, 1: 0.10, 2: 0.05}
@@ -16,7 +15,7 @@ LOGITS = torch.tensor([[math.log(P[i]) for i in range(5)]], dtype=torch.float64)
 
 ONE = {3: 1.0}
 TWO = {3: 4 / 7, 0: 3 / 7}
-THREE = {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}
+THREE = {3: 8 / 17, 0: 6 / 17, 4: 3 / 17}
 
 
 @pytest.mark.parametrize(
@@ -24,16 +23,23 @@ THREE = {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}
     [
         ({}, P),
         # p^(1/2), over their sum 2.10731: 0.63246, 0.54772, 0.38730, 0.31623, 0.22361
-        ({"temperature": 2}, {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611}),
+        (
+            {"temperature": 2},
+            {
+                3: 0.30012,
+                0: 0.25992,
+                4: 0.18379,
+                1: 0.15006,
+                2: 0.10611,
+            },
+        ),
         ({"top_k": 2}, TWO),
         ({"top_k": 99}, P),
         # 0.40 < 0.6 ≤ 0.40 + 0.30: two stay. At 0.71 a third is needed.
         ({"top_p": 0.6}, TWO),
         ({"top_p": 0.71}, THREE),
-        ({"top_p": 1e-9}, ONE),
         # 0.3 · 0.40 = 0.12: those of 0.10 and 0.05 fall.
         ({"min_p": 0.3}, THREE),
-        ({"min_p": 1.0}, ONE),
         # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is
         # not.
         ({"top_k": 3, "top_p": 0.45}, ONE),
@@ -50,19 +56,6 @@ def test_filters_by_hand(sampling, expected):
     assert left == pytest.approx(expected, abs=1e-5)
 
 
-def test_repetition_penalty_by_hand():
-    logits = torch.tensor([[2.0, -1.0, 3.0, -4.0]], dtype=torch.float64)
-    seen = torch.tensor([[True, True, False, False]])
-    got = SamplingParams(repetition_penalty=2.0).penalized(logits, seen)
-    assert got.tolist() == [[1.0, -2.0, 3.0, -4.0]]
-    # It applies before the choice, greedy included: 2.0 falls behind 1.5 when divided by 1.6.
-    close = torch.tensor([[2.0, 1.5, 0.0, -1.0]])
-    seen = torch.tensor([[True, False, False, False]])
-    for penalty, token in ((1.0, 0), (1.6, 1)):
-        sampling = SamplingParams(repetition_penalty=penalty, temperature=0)
-        assert sampling.choose(close, seen, None).tolist() == [token]
-
-
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.99)]
 )
@@ -76,38 +69,21 @@ def test_sampling_uses_cumulative_probability(sampling):
     assert shares == pytest.approx(P, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature", [-0.1, math.nan, math.inf]),
-        ("top_k", [0]),
-        ("top_p", [0.0, 1.01]),
-        ("min_p", [-0.1, 1.5]),
-        ("repetition_penalty", [0.0, math.inf]),
-    ],
-)
-def test_out_of_range_settings_are_named(name, values):
-    for value in values:
-        with pytest.raises(ModelError, match=f"{name} must be .*got {value}"):
-            SamplingParams(**{name: value})
-
-
 @pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95])
 def test_top_p_matches_full_sort(top_p):
     """A peaked row ends within the tokens looked at first, a flat one far beyond: together and
     alone."""
     generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor(
-        [[6.0], [0.1]]
-    )
-    got = SamplingParams(temperature=1, top_p=top_p).probabilities(logits) > 0
+    logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64)
+    logits *= torch.tensor([[6.0], [0.1]])
+    sampling = SamplingParams(temperature=1, top_p=top_p)
+    got = sampling.probabilities(logits) > 0
     for row, kept in zip(logits.softmax(-1), got, strict=True):
         values, order = row.sort(descending=True)
         before = values.cumsum(0) - values
         nucleus = order[before < top_p]
         assert set(kept.nonzero()[:, 0].tolist()) == set(nucleus.tolist())
     sizes = got.sum(-1).tolist()
-    assert sizes[0] < 512 and (sizes[1] > 512) == (top_p > 0.1)
-    assert torch.equal(
-        SamplingParams(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0]
-    )
+    assert sizes[0] < 512
+    assert (sizes[1] > 512) == (top_p > 0.1)
+    assert torch.equal(sampling.probabilities(logits[:1])[0] > 0, got[0])

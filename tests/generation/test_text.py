@@ -92,7 +92,12 @@ def test_first_complete_stop_string_wins():
         pieces = (b"xabcdef",)
         prefix = b""
 
-    for stops, expected in ((["abcdef", "cd"], "xab"), (["cd", "bcd"], "xa"), (["zz", "x"], "")):
+    for stops, expected in (
+        (["abcdef", "cd"], "xab"),
+        (["cd", "bcd"], "xa"),
+        (["zz", "x"], ""),
+    ):
         by_bytes, stopped = streamed(ByteTokenizer(), b"xabcdef", stops)
-        assert stopped and "".join(by_bytes) == expected
+        assert stopped
+        assert "".join(by_bytes) == expected
         assert "".join(streamed(OnePiece(), [0], stops)[0]) == expected

@@ -6,6 +6,7 @@ does not find faults of the tests.
 """
 
 import shutil
+import sys
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_resumed_training_has_the_losses_of_an_uninterrupted_run(case, device, o
     losses = []
     saved = []
     for _ in range(2):
-        done = run(*words, cwd=tmp_path)
+        done = run(*words, cwd=tmp_path, prefix=[sys.executable])
         assert done.returncode == 0, done.stderr
         losses.append(
             {x["step"]: x["loss"] for x in read_metrics(folder / "metrics.jsonl", "train")}

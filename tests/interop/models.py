@@ -4,14 +4,14 @@ differ."""
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-TABLE = yaml.safe_load(Path(__file__).with_name("variants.yaml").read_text(encoding="utf-8"))
+from tests.files import table
+
+TABLE = table("interop/variants.yaml")
 SMALL: dict[str, Any] = TABLE["small"]
 ROPES: dict[str, dict[str, Any]] = TABLE["ropes"]
 VARIANTS: dict[str, dict[str, Any]] = TABLE["variants"]

@@ -2,6 +2,7 @@
 left-padded and with a cache; exports are their class again."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -52,12 +53,8 @@ def tokens_of(rows: int) -> Tensor:
 
 def close(got: Tensor, expected: Tensor, tolerance: float) -> None:
     assert expected.std() > 0.3, "flat logits would hide a difference"
-    torch.testing.assert_close(
-        got.double(),
-        expected.double(),
-        rtol=tolerance,
-        atol=tolerance * float(expected.abs().max()),
-    )
+    atol = tolerance * float(expected.abs().max())
+    torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=atol)
 
 
 @torch.no_grad()
@@ -77,10 +74,9 @@ def check_batches(ours: Transformer, theirs: PreTrainedModel) -> None:
     positions = TokenPositions.left_padded(COUNTS, LENGTH)
     padded = ours(tokens, positions)
     cache = ours.make_cache(len(COUNTS), LENGTH)
-    ends = (40, 41, 77, LENGTH)
     parts = [
         ours(tokens[:, start:stop], positions.part(start, stop), cache=cache)
-        for start, stop in zip((0, *ends), ends, strict=False)
+        for start, stop in pairwise((0, 40, 41, 77, LENGTH))
     ]
     # Shortest first: transformers keeps the frequencies of the longest text so far with dynamic
     # NTK.

@@ -11,7 +11,6 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
-import yaml
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from interop import build_model, read_folder
 from interop.gguf import converted_gguf
 from interop.runs import run_of
 from run_directory.run import Run
+from tests.files import table
 from tests.interop.models import make
 from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
@@ -69,15 +69,10 @@ def write(
     keys = {f"{architecture}.{k}": v for k, v in (metadata(config) | (changes or {})).items()}
     keys |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
     writer = gguf.GGUFWriter(path, architecture)
-    add = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
     for key, value in keys.items():
-        add[type(value)](key, value)
+        add = getattr(writer, f"add_{kinds[type(value)]}")
+        add(key, value)
     number = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -182,7 +177,7 @@ def refused(file: Path, match: str) -> None:
         build_model(checkpoint)
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+REFUSED = table("interop/refusals.yaml")
 
 
 @pytest.mark.parametrize(("changes", "match"), REFUSED["gguf"], ids=str)
@@ -203,7 +198,7 @@ def without(model, name: str) -> SimpleNamespace:
 
 def test_tensors_and_tokenizers_that_cannot_be_imported(theirs, tmp_path):
     file = tmp_path / "m.gguf"
-    for name in ("rope_freqs.weight", "rope_factors_long.weight", "blk.0.attn_q.bias"):
+    for name in ("rope_freqs.weight", "blk.0.attn_q.bias"):
         refused(write(file, "llama", theirs, extra={name: torch.ones(60)}), name)
     smaller = without(theirs, "model.layers.1.mlp.up_proj.weight")
     refused(write(file, "llama", smaller), "blk.1.ffn_up.weight")
@@ -241,8 +236,8 @@ def test_damaged_files(theirs, tmp_path):
         refused(file, match)
 
 
-@pytest.mark.parametrize("count", [1 << 20, 1 << 60, (1 << 64) - 1])
-@pytest.mark.parametrize("kind", [0, 4, 8, 9, 77])
+@pytest.mark.parametrize("count", [1 << 20, (1 << 64) - 1])
+@pytest.mark.parametrize("kind", [4, 8, 9, 77])
 def test_hostile_lengths(count, kind, tmp_path):
     """A length beyond the file is refused at once, whatever it counts."""
     file = tmp_path / "m.gguf"

@@ -49,7 +49,8 @@ def test_losses_are_those_of_the_model(page, port):
     body = json.dumps({"text": TEXT, "methods": methods})
     status, content = request(port, "POST", "/score", body)
     result = json.loads(content)
-    assert status == 200 and "".join(result["pieces"]) == TEXT
+    assert status == 200
+    assert "".join(result["pieces"]) == TEXT
     run = Run.open(page.run.folder).load()
     ids = torch.tensor([[256, *TEXT.encode()]])
     assert len(result["pieces"]) == ids.shape[1] > LENGTH
@@ -58,16 +59,21 @@ def test_losses_are_those_of_the_model(page, port):
         with torch.no_grad():
             nll = run.model(ids[:, :-1], TokenPositions.plain(ids.shape[1] - 1), ids[:, 1:])
         first, *others = result["nll"][method]
-        assert first is None and others == pytest.approx(nll[0].tolist(), abs=1e-5)
+        assert first is None
+        assert others == pytest.approx(nll[0].tolist(), abs=1e-5)
     assert result["nll"]["linear"] != result["nll"]["trained"]
 
 
 def test_page_and_description(page, port):
     status, content = request(port, "GET", "/")
-    assert status == 200 and b"<textarea" in content
+    assert status == 200
+    assert b"<textarea" in content
     about = json.loads(request(port, "GET", "/about")[1])
-    assert about["run"] == "tiny" and about["train_length"] == LENGTH and about["example"]
-    assert about["methods"][0] == "trained" and "truncate" not in about["methods"]
+    assert about["run"] == "tiny"
+    assert about["train_length"] == LENGTH
+    assert about["example"]
+    assert about["methods"][0] == "trained"
+    assert "truncate" not in about["methods"]
 
 
 def error_of(response: tuple[int, bytes]) -> str:
@@ -82,7 +88,6 @@ def error_of(response: tuple[int, bytes]) -> str:
         ({}, {"Host": "example.com"}, "loopback"),
         ({}, {"Content-Type": "text/plain"}, "JSON"),
         ("", {"Content-Length": str(MAX_BODY + 1)}, str(MAX_BODY)),
-        ("", {"Content-Length": "-1"}, str(MAX_BODY)),
         ("[" * 100_000, {}, "TEXT"),
         ({"text": 3}, {}, "TEXT"),
         ({"methods": ["unknown"]}, {}, "unknown"),
@@ -125,4 +130,6 @@ def test_the_page_in_a_browser(port):
         curves = view.locator("path.mean").count()
         browser.close()
     assert not errors
-    assert panes == [TEXT, TEXT] and colored == count and curves == 2
+    assert panes == [TEXT, TEXT]
+    assert colored == count
+    assert curves == 2

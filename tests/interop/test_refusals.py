@@ -2,16 +2,15 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 from interop import InteropError, build_model, read_folder
 from interop.huggingface.config import read_config
+from tests.files import table
 from tests.interop.models import ABSENT, FIRST, variant
 
 
@@ -21,7 +20,7 @@ def change(folder, **keys) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-TABLE = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+TABLE = table("interop/refusals.yaml")
 
 
 @pytest.mark.parametrize(("keys", "named"), TABLE["configs"])
@@ -123,7 +122,8 @@ def test_foreign_names_stay_on_one_line(folder):
     with pytest.raises(InteropError) as refused_index:
         read_folder(folder)
     for message in (str(refusal.value), str(refused_index.value)):
-        assert "all is well" in message and "\n" not in message
+        assert "all is well" in message
+        assert "\n" not in message
 
 
 def test_head_contradicting_tie_embeddings(folder):

@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import generate
 import sextant
@@ -30,9 +29,8 @@ def save(folder, **changes):
     tokenizer = train_tokenizer(HuggingFaceSettings(vocab_size=IDS), [TEXT])
     content = json.loads(tokenizer.content) | {"post_processor": None}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|begin_of_text|>", "bos_token": None})
-    )
+    symbols = {"eos_token": "<|begin_of_text|>", "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(symbols))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
     return theirs
 
@@ -53,13 +51,16 @@ def greedy(theirs, ids: list[int], count: int) -> list[int]:
 
 
 def test_run_of_an_argument(theirs, tmp_path, capsys):
-    assert run_of("runs/mine").as_posix() == "runs/mine" and not is_foreign("runs/mine")
+    assert run_of("runs/mine").as_posix() == "runs/mine"
+    assert not is_foreign("runs/mine")
     run = run_of("hf:small")
-    assert run.parent == IMPORTED and run.name.startswith("small-")
+    assert run.parent == IMPORTED
+    assert run.name.startswith("small-")
     assert str(run) in capsys.readouterr().err
     loaded = Run.open(run).load()
     assert (loaded.model.vocab_size, loaded.tokenizer.vocab_size) == (ROWS, IDS)
-    assert set(loaded.tokenizer.eos_ids) == {0, 1} and loaded.tokenizer.bos_id is None
+    assert set(loaded.tokenizer.eos_ids) == {0, 1}
+    assert loaded.tokenizer.bos_id is None
     assert (loaded.settings.data.bos, loaded.settings.data.eos) == (False, True)
     written = (run / "manifest.json").stat().st_mtime_ns
     assert run_of(f"hf:{tmp_path}/small") == run, "another spelling of the same folder"
@@ -76,8 +77,6 @@ def test_generate_and_load(theirs, call, capsys):
     options = ["--prompt", "the quick brown", "--greedy", "--tokens", "12"]
     call(generate.main, "hf:small", *options)
     assert capsys.readouterr().out == expected + "\n"
-    # past the trained length of 64
-    assert len(sextant.generate("hf:small", "the quick brown", tokens=90, temperature=0)) == 1
 
 
 def test_extension_run(theirs, tmp_path):
@@ -93,11 +92,13 @@ def test_extension_run(theirs, tmp_path):
         "training.validation={spans: 2, targets: 8}",
     ]
     loaded = sextant.train(*overrides, run_dir="extended")
-    assert loaded.model.vocab_size == ROWS and loaded.settings.original_length == 64
+    assert loaded.model.vocab_size == ROWS
+    assert loaded.settings.original_length == 64
     assert loaded.settings.parent.run == str(run_of("hf:small"))
     before = Run.open(run_of("hf:small")).load().model.state_dict()["layers.0.attention.wq.bias"]
     after = loaded.model.state_dict()["layers.0.attention.wq.bias"]
-    assert not torch.equal(before, after) and torch.allclose(before, after, atol=0.1)
+    assert not torch.equal(before, after)
+    assert torch.allclose(before, after, atol=0.1)
 
 
 def test_failed_import_leaves_nothing(theirs, tmp_path):
@@ -118,8 +119,6 @@ def test_import_script(theirs, tmp_path, call):
     assert Run.open("runs/mine").load().model.vocab_size == ROWS
     with pytest.raises(InteropError, match="already exists"):
         call(import_model.main, *words)
-    with pytest.raises(InteropError, match="must begin with hf:"):
-        call(import_model.main, "small")
 
 
 def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
@@ -135,10 +134,5 @@ def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     run = run_of("hf:org/small")
     assert run.name.startswith("org-small-")
-    ids = Run.open(run).load().tokenizer.encode("the lazy dog")
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
-    assert greedy(reference, ids, 3) == greedy(theirs, ids, 3)
     with pytest.raises(InteropError, match=r"hf:org/absent: .*not cached"):
         run_of("hf:org/absent")
-    with pytest.raises(InteropError, match="not a name on the Hugging Face hub"):
-        run_of("hf:no/such/folder")

@@ -47,5 +47,6 @@ def as_llama(model: Transformer, **config) -> LlamaForCausalLM:
     llama = LlamaForCausalLM(sizes).eval()
     weights = {their_name(name): weight for name, weight in model.named_parameters()}
     missing, unexpected = llama.load_state_dict(weights, strict=False)
-    assert not unexpected and set(missing) <= ({"lm_head.weight"} if s.tie_embeddings else set())
+    assert not unexpected
+    assert set(missing) <= ({"lm_head.weight"} if s.tie_embeddings else set())
     return llama

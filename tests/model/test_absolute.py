@@ -72,7 +72,13 @@ def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
 
 @torch.no_grad()
 def test_learned_table_matches_gpt2_with_left_padding():
-    config = GPT2Config(vocab_size=V, n_positions=11, n_embd=8, n_layer=1, n_head=2)
+    config = GPT2Config(
+        vocab_size=V,
+        n_positions=11,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+    )
     theirs = GPT2Model(config).eval()
     scheme = put(scheme_of("learned", dim=8, train=11), weight=theirs.wpe.weight)
     tokens = ids(2, 9)
@@ -109,7 +115,8 @@ def test_table_repeats_or_clips(extend, rows):
 def test_integers_along_a_learned_direction():
     scheme = scheme_of("integer", dim=6, scale=0.5, direction="learned")
     (direction,) = scheme.parameters()
-    assert direction.shape == (6,) and direction.std() > 0.3
+    assert direction.shape == (6,)
+    assert direction.std() > 0.3
     out = added(scheme, TokenPositions.plain(4, offset=2))[0]
     close(out, doubles(range(2, 6))[:, None] * 0.5 * direction, atol=1e-15)
     wide = scheme_of("integer", dim=4000, direction="learned")

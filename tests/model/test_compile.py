@@ -52,7 +52,13 @@ def graphs_of(case: str, steps: list[TokenPositions]) -> int:
         loss = step(net, positions, tokens)
         assert loss == pytest.approx(step(plain, positions, tokens), abs=1e-10)
         for (name, a), b in zip(net.named_parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-9, msg=name)
+            torch.testing.assert_close(
+                a.grad,
+                b.grad,
+                rtol=0,
+                atol=1e-9,
+                msg=name,
+            )
     return counter.frame_count
 
 

@@ -1,11 +1,9 @@
 """Every attention kernel against the dense reference, and the reference against its definition."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +15,7 @@ from model.attention.weights import SOFTMAX, Normalizer
 from model.fast.biased import NAMESPACE
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
+from tests.files import table
 from tests.model import alone
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
 from tests.model.zoo import D, H, close, packed
@@ -108,7 +107,14 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
 
 @pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
 @pytest.mark.parametrize("layout", ["plain", "packed"])
-@pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
+@pytest.mark.parametrize(
+    ("t", "s", "window"),
+    [
+        (530, 530, None),
+        (270, 270, 256),
+        (20, 290, 17),
+    ],
+)
 def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
     mask = mask_of(layout_of(layout, s, first=100), t, window, bias)
     q, k, v = (x.requires_grad_() for x in drawn(t, s))
@@ -216,21 +222,16 @@ def chosen(
     layout: str = "plain",
 ) -> str:
     """The kernel for queries of 9 tokens, with `heads` heads of keys and 16 features of values."""
-    q = torch.zeros(B, H, queries, features, dtype=getattr(torch, dtype))
-    k = torch.zeros(B, heads, 9, features, dtype=getattr(torch, dtype))
-    v = torch.zeros(B, heads, 9, 16, dtype=getattr(torch, dtype))
+    sizes = ((H, queries, features), (heads, 9, features), (heads, 9, 16))
+    q, k, v = (torch.zeros(B, *size, dtype=getattr(torch, dtype)) for size in sizes)
     views = [AttentionView(q, k, mask_of(layout_of(layout, 9), queries, window, bias))]
     return choose(views, v, SOFTMAX, device)
 
 
-CHOICES = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text())
+CHOICES = table("model/kernels.yaml")
 
 
-@pytest.mark.parametrize(("kernel", "case"), CHOICES["cpu"], ids=str)
-def test_kernels_of_a_cpu(kernel, case):
-    assert chosen("cpu", **case) == kernel
-
-
-@pytest.mark.parametrize(("kernel", "case"), CHOICES["cuda"], ids=str)
-def test_kernels_of_a_gpu(kernel, case):
-    assert chosen("cuda", **case) == kernel
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_chosen_kernels(device):
+    for kernel, case in CHOICES[device]:
+        assert chosen(device, **case) == kernel, case

@@ -23,10 +23,9 @@ def test_estimates_of_cached_numbers_are_exact(case):
         model(ids(1, tokens), TokenPositions.plain(tokens), cache=cache)
         numbers = 0
         for layer in cache.layers:
-            if isinstance(layer, layer_state.LayerState):
-                numbers += sum(x.numel() for x in layer._stored.values())
-            else:
-                numbers += sum(x.numel() for x in layer._buffers.values())
+            is_state = isinstance(layer, layer_state.LayerState)
+            stored = layer._stored if is_state else layer._buffers
+            numbers += sum(x.numel() for x in stored.values())
         assert numbers == model.cached_numbers(tokens)
 
 

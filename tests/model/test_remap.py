@@ -137,7 +137,12 @@ def test_scores_use_remapped_distances(case, kernel, monkeypatch):
 @every_case
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(
-    ("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)]
+    ("features", "fraction", "rotated"),
+    [
+        (14, 1.0, 14),
+        (10, 0.85, 8),
+        (14, 0.5, 6),
+    ],
 )
 def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, rotated):
     check(case, rotated=rotated, features=features, layout=layout, fraction=fraction)
@@ -152,7 +157,14 @@ def test_remaps_compose_with_scaling_and_amplitude(case):
     check(case, amplitude=1.3, scaling=scaling)
 
 
-@pytest.mark.parametrize(("tokens", "length"), [(T, 64), (T, T), (16, 16)])
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [
+        (T, 64),
+        (T, T),
+        (16, 16),
+    ],
+)
 def test_dual_chunk_amplitude_matches_released_code(tokens, length):
     """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
     remap = {**CASES["dual-chunk"][0], "mscale": True}

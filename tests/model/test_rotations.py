@@ -62,7 +62,8 @@ def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
     scheme = scheme_of("learned_rope", spread=0.4, theta=THETA, share=share, layout=layout)
     q, k, v = drawn(len(POSITIONS))
     ratios = scheme.log_ratio.detach()
-    assert ratios.shape == ((G, D // 2) if share == "head" else (D // 2,)) and ratios.std() > 0.1
+    assert ratios.shape == ((G, D // 2) if share == "head" else (D // 2,))
+    assert ratios.std() > 0.1
     d = distances(POSITIONS)
 
     def score(q, k, group, pair):
@@ -103,7 +104,8 @@ def test_fope_mixes_kept_frequencies(layout, clipped):
     q, k, v = drawn(len(POSITIONS))
     spectrum = [THETA ** (-2 * pair / D) for pair in range(D // 2)]
     kept = doubles([theta for theta in spectrum if theta >= 2 * math.pi / 40])
-    assert len(kept) == 3 and scheme.cos_mix.shape == (G, 3, 3)
+    assert len(kept) == 3
+    assert scheme.cos_mix.shape == (G, 3, 3)
     angles = doubles(POSITIONS)[:, None] * kept
 
     def rotated(x, group, pair):
@@ -152,7 +154,8 @@ def test_pope_of_two_tokens_by_hand():
     plan = scheme.plan(context_of(scheme, at([2, 3], 4)))
     k = plan.write(inverse[2:].expand(B, G, 2, 2))
     (view,) = plan.read(inverse[:2].expand(B, H, 2, 2), k)
-    assert view.q.shape == (B, H, 2, 4) and view.k.shape == (B, G, 2, 4)
+    assert view.q.shape == (B, H, 2, 4)
+    assert view.k.shape == (B, G, 2, 4)
     score = (view.q[0, 0, 1] @ view.k[0, 0, 0]).item()
     assert score == pytest.approx(-3 * math.sin(1) - math.cos(0.1), abs=1e-6)
     assert not plan.linear  # a temperature scales the queries of the view

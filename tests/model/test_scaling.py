@@ -2,11 +2,9 @@
 code, and closed forms. No table of ours is used on both sides of a comparison."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -17,6 +15,7 @@ from model import TokenPositions
 from model.position.rotation import rotate
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import Rope
+from tests.files import table
 from tests.model.alone import doubles, normal, scheme_of
 from tests.model.zoo import close
 
@@ -57,7 +56,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs, rtol=2e-6, atol=0)
 
 
-SCALINGS = yaml.safe_load(Path(__file__).with_name("scalings.yaml").read_text())
+SCALINGS = table("model/scalings.yaml")
 
 
 @pytest.mark.parametrize(("name", "keys", "sizes"), SCALINGS)
@@ -109,7 +108,14 @@ def test_p_rope_matches_huggingface_proportional(dim, share):
     same(spectrum(dim, name="p_rope", share=share), theirs)
 
 
-@pytest.mark.parametrize(("dim", "length"), [(64, 2048), (128, 512), (10, 100)])
+@pytest.mark.parametrize(
+    ("dim", "length"),
+    [
+        (64, 2048),
+        (128, 512),
+        (10, 100),
+    ],
+)
 def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     factor = 2 * length / math.pi
     ours = spectrum(dim, 333, name="he_xu", max_length=length)
@@ -118,7 +124,14 @@ def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     assert length != 2048 or float(1 / ours[0]) == pytest.approx(1303.797, abs=5e-4)
 
 
-@pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 1024, 8.0), (16, 256, 3.0)])
+@pytest.mark.parametrize(
+    ("dim", "length", "s"),
+    [
+        (64, 512, 4.0),
+        (128, 1024, 8.0),
+        (16, 256, 3.0),
+    ],
+)
 def test_ntk_by_parts_matches_released_code(dim, length, s):
     """LlamaPartNTKScaledRotaryEmbedding of jquesnelle/yarn, retyped for one pair with float64."""
 

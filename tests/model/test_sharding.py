@@ -93,13 +93,14 @@ def in_groups(world: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str],
         return {case: {name: x.numpy() for name, x in each.items()} for case, each in found.items()}
 
     ranks = processes.together(world, work, 1200)
-    for answer in ranks:
-        if isinstance(answer, BaseException):
-            raise answer
-    return {
-        case: {name: sum(torch.from_numpy(rank[case][name]) for rank in ranks) for name in names}
-        for case, names in ranks[0].items()
-    }
+    totals = {}
+    for case in cases:
+        first, *others = [rank[case] for rank in ranks]
+        totals[case] = {name: torch.from_numpy(x) for name, x in first.items()}
+        for other in others:
+            for name, x in other.items():
+                totals[case][name] += torch.from_numpy(x)
+    return totals
 
 
 def check(world: int, cases: list[tuple[str, str]]) -> None:
@@ -107,7 +108,13 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
         expected = results(*case)
         assert found.keys() == expected.keys()
         for name, x in expected.items():
-            torch.testing.assert_close(found[name], x, rtol=0, atol=1e-10, msg=f"{case}: {name}")
+            torch.testing.assert_close(
+                found[name],
+                x,
+                rtol=0,
+                atol=1e-10,
+                msg=f"{case}: {name}",
+            )
 
 
 # Every mechanism: keys, windows, sinks, extras, states and layers of several kinds. All schemes are

@@ -11,7 +11,6 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ import yaml
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 from model.model_settings import without_pattern_scheme
 from model.position import PositionalScheme
+from tests.files import ROOT, table
 
 H = 6
 G = 3
@@ -33,11 +33,7 @@ T = 19
 WINDOW = 5
 
 
-def _read(name: str) -> dict:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text())
-
-
-EXTRAS: dict[str, dict[str, dict]] = _read("variants.yaml")
+EXTRAS: dict[str, dict[str, dict]] = table("model/variants.yaml")
 _NEAR = {"name": "rope", "window": 4, "theta": 100.0}
 _PATTERNS = {f"pattern-{name}": {"near": _NEAR, "far": {"name": name}} for name in SCHEMES}
 
@@ -57,7 +53,7 @@ def _cases() -> dict[str, dict]:
 CASES = _cases()
 
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "mixer"
+CONFIGS = ROOT / "configs" / "mixer"
 RECURRENT = ("retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "kda")
 SMALL_RANKS = {"decay_rank": 7, "gate_rank": 8}
 
@@ -69,7 +65,7 @@ def _recurrent(name: str) -> dict:
     return {**mixer, **ranks, "chunk": 4, "value_dim": 12}
 
 
-_MIXERS = _read("mixers.yaml")
+_MIXERS = table("model/mixers.yaml")
 LINEAR: dict[str, dict] = _MIXERS["linear"]
 GATED: dict[str, dict] = _MIXERS["gated"]
 MIXER_CASES: dict[str, dict] = LINEAR | GATED | _MIXERS["others"]
@@ -130,15 +126,21 @@ MECHANISMS = (
 
 
 def each_mechanism(cases: Iterable[str]) -> Callable:
-    """Parametrize by `case`. Those of MECHANISMS are quick, the others slow."""
-    params = [
-        pytest.param(case, marks=() if case in MECHANISMS else pytest.mark.slow) for case in cases
-    ]
+    """Parametrize by `case`. Those of MECHANISMS and QUICK_MIXERS are quick, the others slow."""
+    quick = (*MECHANISMS, *QUICK_MIXERS)
+    params = [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
     return pytest.mark.parametrize("case", params)
 
 
 def settings_of(position: dict, **keys) -> ModelSettings:
-    shape = {"dim": C, "layers": LAYERS, "heads": H, "kv_heads": G, "head_dim": D, "ffn_dim": 43}
+    shape = {
+        "dim": C,
+        "layers": LAYERS,
+        "heads": H,
+        "kv_heads": G,
+        "head_dim": D,
+        "ffn_dim": 43,
+    }
     return ModelSettings(**without_pattern_scheme({**shape, **keys, "position": position}))
 
 
@@ -200,9 +202,7 @@ def randomized(model: Transformer) -> Transformer:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 1:
-                weight.add_(
-                    0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-                )
+                weight += 0.3 * torch.randn(weight.shape, generator=generator)
     return model
 
 

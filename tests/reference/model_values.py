@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model import Cache, ModelSettings, TokenPositions, Transformer
+from model import ModelSettings, TokenPositions, Transformer
 from model.model_settings import without_pattern_scheme
 
 TOKENS = 19
@@ -105,10 +105,7 @@ def packed(length: int) -> TokenPositions:
 def cached(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
     """(B, T, V) logits of passes through a cache."""
     length = tokens.shape[1]
-    if hasattr(model, "make_cache"):
-        cache = model.make_cache(tokens.shape[0], length)
-    else:  # of the stored commit
-        cache = Cache(model, tokens.shape[0], length)
+    cache = model.make_cache(tokens.shape[0], length)
     ends = list(torch.tensor(PIECES).cumsum(0).clamp(max=length).tolist())
     ends += range(ends[-1] + 1, length + 1)
     out = []

@@ -2,13 +2,11 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from errors import RANK_LOST, REQUEUE
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.files import ROOT
 
 STANDINS = {
     # Two nodes with tasks 3 and 1; the arguments of srun, and the highest status of its tasks.
@@ -77,12 +75,8 @@ def test_slurm_tasks_rendezvous_and_requeue(standins, status):
     lines = arguments.read_text().splitlines()
     assert lines[0] == "srun --kill-on-bad-exit=1"
     words = "node-a:23456 train.py configs/tiny.yaml seed=1 training.parallel.processes=4"
-    assert lines[1:5] == [
-        f"0/4 0/3 {words}",
-        f"1/4 1/3 {words}",
-        f"2/4 2/3 {words}",
-        f"3/4 0/1 {words}",
-    ]
+    ranks = ("0/4 0/3", "1/4 1/3", "2/4 2/3", "3/4 0/1")
+    assert lines[1:5] == [f"{rank} {words}" for rank in ranks]
     assert lines[5:] == (["scontrol requeue 123456"] if status in (REQUEUE, RANK_LOST) else [])
 
 
@@ -95,15 +89,13 @@ def test_node_starts_its_processes(standins, option, config):
     words = f"--node 1 --nodes 3 --gpus 8 --host first {option} -- configs/base.yaml".split()
     done = run("multi_node.sh", *words, **environment)
     assert done.returncode == 0, done.stderr
-    assert (
-        arguments.read_text().split()
-        == (
-            f"-m accelerate.commands.launch --config_file configs/accelerate/{config}.yaml "
-            "--num_machines 3 --num_processes 24 --machine_rank 1 "
-            "--main_process_ip first --main_process_port 29500 "
-            "train.py configs/base.yaml training.parallel.processes=24"
-        ).split()
+    line = (
+        f"-m accelerate.commands.launch --config_file configs/accelerate/{config}.yaml "
+        "--num_machines 3 --num_processes 24 --machine_rank 1 "
+        "--main_process_ip first --main_process_port 29500 "
+        "train.py configs/base.yaml training.parallel.processes=24"
     )
+    assert arguments.read_text().split() == line.split()
 
 
 @pytest.mark.parametrize(
@@ -116,4 +108,6 @@ def test_node_starts_its_processes(standins, option, config):
 )
 def test_missing_requirements_are_named(words, message):
     done = run("multi_node.sh", *words)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,9 @@ from evaluation.protocols import settings_class
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, dropped_settings, identity, load_settings
 from studies.options import study_of
+from tests.files import ROOT
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 FILES = [file for file in sorted(CONFIGS.rglob("*.yaml")) if file.parent.name != "accelerate"]
 
 

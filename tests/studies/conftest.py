@@ -1,14 +1,13 @@
 """A tiny corpus and a study of tiny models on it."""
 
 import hashlib
-import random
 from pathlib import Path
 
 import pytest
 
 from studies.report import study_report
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.files import ROOT
+from tests.training.conftest import corpus, prepared_root  # noqa: F401
 
 BASE = """
 train_length: 24
@@ -43,23 +42,7 @@ report: {{baseline: rope, primary: held-out}}
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory) -> Path:
-    """40 documents of some hundred made-up letters."""
-    folder = tmp_path_factory.mktemp("corpus")
-    rng = random.Random(7)
-    for i in range(40):
-        letters = "".join(rng.choices("abcdefgh ", k=rng.randint(150, 500)))
-        (folder / f"{i:02}.txt").write_text(letters, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def prepared_root(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("prepared")
-
-
-@pytest.fixture(scope="session")
-def write_study(corpus, prepared_root, tmp_path_factory):
+def write_study(corpus, prepared_root, tmp_path_factory):  # noqa: F811
     """Write a study file and its base: equal texts, equal paths. Returns the path of the study
     file."""
     home = tmp_path_factory.mktemp("files")

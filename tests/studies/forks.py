@@ -1,8 +1,6 @@
 """A study whose cells run as forks of this process, so that imports happen once."""
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import study
@@ -33,10 +31,3 @@ def fork_call(log: Path, *arguments: object) -> int:
 
 def exit_status(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def wait_until(true: Callable[[], object], seconds: float = 100.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.03)

@@ -1,7 +1,5 @@
 """Synthetic study results: every NLL is drawn around a value that the tests know."""
 
-from __future__ import annotations
-
 import numpy as np
 
 L0 = 256
@@ -35,7 +33,6 @@ def results(
     seeds: int = 3,
     *,
     noise: float = 0.004,
-    seen: int = 0,
     schemes: tuple[str, ...] = tuple(TRUTH),
 ) -> dict:
     """A results file: unit effects are common to all schemes, seed effects to all lengths of a run,
@@ -58,7 +55,7 @@ def results(
                     length: level + YARN[n] + (rng.normal(0, noise) + drift[n] if n else 0.0)
                     for n, length in enumerate(LENGTHS)
                 }
-            record = {"long": evaluation(methods, of_unit, seen)}
+            record = {"long": evaluation(methods, of_unit)}
             cells.append(_cell(scheme, seed, "done") | _trained(seed, len(cells)))
             cells[-1]["evaluations"] = record
     cells.append(_cell(FAILED, 0, "failed") | {"error": "the loss is not finite at step 17"})
@@ -71,7 +68,7 @@ def results(
     return {"format": 1, "name": "synthetic", "study": study, "cells": cells}
 
 
-def evaluation(methods: dict, of_unit: np.ndarray, seen: int = 0) -> dict:
+def evaluation(methods: dict, of_unit: np.ndarray) -> dict:
     """What evaluate.py stores of a loss evaluation."""
     units = len(of_unit)
     targets = [64 * (6 + j % 3) for j in range(units)]
@@ -104,7 +101,6 @@ def evaluation(methods: dict, of_unit: np.ndarray, seen: int = 0) -> dict:
             "kind": "cluster",
             "names": [f"Author {chr(65 + j)}" for j in range(units)],
             "targets": targets,
-            "seen": [j < seen for j in range(units)],
         },
         "unigram_unit_nll": (UNIGRAM + of_unit).tolist(),
         "cells": cells,
@@ -117,6 +113,7 @@ def _cell(scheme: str, seed: int, status: str) -> dict:
         "axes": {"scheme": scheme, "seed": str(seed)},
         "status": status,
         "error": None,
+        "evaluations": {},
     }
 
 

@@ -25,8 +25,8 @@ from settings.load import load_settings
 from studies.grid import cells_of
 from studies.options import study_of
 from studies.running.plan import StudyPlanner
+from tests.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*(ROOT / "configs/studies").glob("*.yaml"), *(ROOT / "configs/claims").glob("*")]
@@ -87,7 +87,8 @@ def prepare_small(data: DataSettings) -> None:
     if data.tokenizer.name != "bytes":
         changes["tokenizer"] = data.tokenizer.model_copy(update={"vocab_size": 320})
     prepared = prepare(data.model_copy(update=changes), workers=1)
-    assert prepared.train.n_tokens and prepared.valid.n_tokens
+    assert prepared.train.n_tokens
+    assert prepared.valid.n_tokens
 
 
 @pytest.mark.parametrize("path", DATA)

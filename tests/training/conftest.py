@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.files import ROOT, table
 from tests.training.tiny import trained
 
-ROOT = Path(__file__).resolve().parents[2]
+REFUSED = table("training/refused.yaml")
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,9 @@ from data.preparation import prepare as preparation
 from data.sampling.batches import BatchSampler
 from errors import TrainingError
 from model import ContextShard
-from tests.processes import free_port
-from tests.training.conftest import ROOT
+from tests.files import ROOT
+from tests.processes import free_port, wait_until
+from tests.training.tiny import logged_steps
 from training import parallel
 from training.metrics import Metrics
 
@@ -40,21 +41,6 @@ ENDLESS = [
     "training.validation.interval=null",
 ]
 Before = Callable[[Path, int], None]  # what a rank does before it starts: its folder, its number
-
-
-def steps_of(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b'"kind": "train"') if file.exists() else 0
-
-
-def wait_for(condition: Callable[[], bool]) -> float:
-    """Seconds until the condition holds; raises after too many."""
-    begun = time.monotonic()
-    while not condition():
-        if time.monotonic() - begun > 120:
-            raise TimeoutError
-        time.sleep(0.01)
-    return time.monotonic() - begun
 
 
 class Pair:
@@ -111,11 +97,11 @@ class Pair:
         return all(self.statuses[rank] is not None for rank in ranks or (0, 1))
 
     def wait(self, *ranks: int) -> float:
-        return wait_for(lambda: self.has_ended(*ranks))
+        return wait_until(lambda: self.has_ended(*ranks))
 
     def train(self) -> None:
         """Wait for three steps."""
-        wait_for(lambda: steps_of(self.folder) >= 3 or self.has_ended(0))
+        wait_until(lambda: logged_steps(self.folder) >= 3 or self.has_ended(0))
 
     def send(self, number: int, *ranks: int) -> None:
         for rank in ranks or (0, 1):
@@ -126,7 +112,7 @@ class Pair:
         """What the pair left, after all have ended."""
         self.wait()
         logs = [Path(f"{self.folder}.{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
-        return {"statuses": self.statuses, "logs": logs, "steps": steps_of(self.folder)} | more
+        return {"statuses": self.statuses, "logs": logs, "steps": logged_steps(self.folder)} | more
 
     def seconds_since_hit(self) -> float:
         """How long rank 0 takes to leave after rank 1 was hit; rank 1 is killed then."""
@@ -271,7 +257,7 @@ def lost_in_gather(folder: Path, words: list[str], number: int) -> dict:
         gather = ContextShard.gather
 
         def hit(self, x):
-            if rank == 1 and steps_of(folder) >= 3:
+            if rank == 1 and logged_steps(folder) >= 3:
                 hit_itself(folder, number)
             return gather(self, x)
 

@@ -28,7 +28,7 @@ from run_directory.training_settings import CheckpointSettings
 from run_directory.weights import load_weights, weights_of
 from tests.processes import ScriptProcess
 from tests.training.net import Net, RecordingConsole, save, state_of, trained, update
-from tests.training.tiny import FILES
+from tests.training.tiny import FILES, same
 
 
 def bits(state):
@@ -41,10 +41,7 @@ def bits(state):
 
 
 def assert_same(a, b):
-    ours = bits(a)
-    theirs = bits(b)
-    assert ours.keys() == theirs.keys()
-    assert all(theirs[key].equal(tensor) for key, tensor in ours.items())
+    assert same(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("optimizer", [AdamWSettings(), MuonSettings()], ids=lambda s: s.name)
@@ -56,9 +53,11 @@ def test_resume_is_bit_exact(tmp_path, dtype, optimizer):
     # other weights, moments, step and generator
     resumed = trained(1, seed=99, dtype=dtype, settings=optimizer)
     newest = find_checkpoint(tmp_path)
-    assert newest == saved and newest.state == {"tokens": 45}
+    assert newest == saved
+    assert newest.state == {"tokens": 45}
     resumed.restore(newest)
-    assert resumed.step == 3 and [update(resumed) for _ in range(4)] == expected
+    assert resumed.step == 3
+    assert [update(resumed) for _ in range(4)] == expected
     assert_same(straight, resumed)
 
 
@@ -90,8 +89,10 @@ def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
     assert fresh.model.head.weight is fresh.model.embed.weight
 
 
-def test_weight_mismatch_names_parameters(tmp_path):
-    saved = save_weights(tmp_path, 0, Net(tie_embeddings=False)).folder
+def test_weights_that_do_not_fit_or_are_alone_are_refused(tmp_path):
+    checkpoint = save_weights(tmp_path, 0, Net(tie_embeddings=False))
+    with pytest.raises(TrainingError, match="only weights"):
+        trained(0).restore(checkpoint)
     lean = Net(tie_embeddings=False)
     del lean.mix
     richer = Net(tie_embeddings=False)
@@ -103,16 +104,8 @@ def test_weight_mismatch_names_parameters(tmp_path):
         (richer, "extra.weight is missing"),
     ):
         with pytest.raises(TrainingError, match=message):
-            load_weights(model, saved)
+            load_weights(model, checkpoint.folder)
     assert torch.equal(richer.mix.weight, before)  # refused before anything was copied
-
-
-def test_weights_alone_cannot_be_restored(tmp_path):
-    state = trained(1)
-    weights = save_weights(tmp_path, 0, state.model, state={"source": "import"})
-    assert weights.step == 0 and weights.state == {"source": "import"}
-    with pytest.raises(TrainingError, match="only weights"):
-        state.restore(weights)
 
 
 def flip(file, place):
@@ -139,7 +132,9 @@ def test_corruption_is_detected_and_previous_checkpoint_used(tmp_path, name, har
     console = RecordingConsole()
     assert find_checkpoint(tmp_path, console).state == {"n": 3}
     (line,) = console.lines
-    assert "step-00000005" in line and name in line and line.endswith("going back to step 3")
+    assert "step-00000005" in line
+    assert name in line
+    assert line.endswith("going back to step 3")
     with pytest.raises(TrainingError, match=name):
         find_checkpoint(tmp_path, console, step=5)
 
@@ -158,7 +153,8 @@ def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
         changed += not is_same
         assert (damage(saved.folder) is None) == is_same
         file.write_bytes(content)
-    assert changed > 50 and damage(saved.folder) is None
+    assert changed > 50
+    assert damage(saved.folder) is None
 
 
 def test_missing_and_renamed_checkpoints(tmp_path):
@@ -198,7 +194,8 @@ def test_kill_during_replacement_restores_old_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path) is None
     assert draft.exists()  # reading changes nothing: a training under way may be writing it
     clean_leftovers(tmp_path)
-    assert find_checkpoint(tmp_path).hash == good.hash and not draft.exists()
+    assert find_checkpoint(tmp_path).hash == good.hash
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2e29])
@@ -234,14 +231,7 @@ def reseal(folder):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"shape": [7]},
-        {"data_offsets": [0, 1 << 40]},
-        {"dtype": "F3"},
-        {"dtype": "I32"},
-        None,  # no object
-    ],
+    "change", [{"shape": [7]}, {"data_offsets": [0, 1 << 40]}, {"dtype": "F3"}, {"dtype": "I32"}]
 )
 def test_invalid_headers_are_rejected(tmp_path, change):
     """The header of a safetensors file is rewritten, its numbers stay."""
@@ -250,7 +240,7 @@ def test_invalid_headers_are_rejected(tmp_path, change):
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    header = [1] if change is None else header | {"mix.bias": header["mix.bias"] | change}
+    header["mix.bias"] |= change
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
     reseal(folder)
@@ -284,12 +274,12 @@ def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
     ("settings", "saved", "kept"),
     [
         ({"keep": 2}, [10, 20, 30, 25], [20, 25]),  # resumed from 20: 30 was damaged
-        ({"keep": 1, "keep_interval": 20, "interval": 10}, [10, 20, 30, 40, 50], [20, 40, 50]),
+        ({"keep": 1, "keep_interval": 20}, [10, 20, 30, 40, 50], [20, 40, 50]),
         (None, [10, 20, 30, 25], [10, 20, 25]),
     ],
 )
 def test_kept_checkpoints(tmp_path, settings, saved, kept):
-    policy = None if settings is None else CheckpointSettings(**{"interval": 1, **settings})
+    policy = settings and CheckpointSettings(interval=10, **settings)
     for step in saved:
         save_weights(tmp_path, step, Net())
         prune(tmp_path, step, policy)

@@ -16,7 +16,8 @@ from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.run import Run
 from settings.load import identity
-from tests.training.conftest import ROOT
+from tests.files import ROOT
+from tests.training.conftest import REFUSED
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
 
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
@@ -66,28 +67,22 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
     decay = tmp_path / "decay"
     fork = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay]
     assert trained(*overrides, *STEM, *DECAY, "--run-dir", straight) == 0
-    capsys.readouterr()
     assert trained(*fork) == 0
-    output = capsys.readouterr().err
-    assert f"fork of {stem}: continues after step 8" in output
-    assert output.count("changed in the fork: ") == 1
-    assert "changed in the fork: training.tokens: 3072 → 2304" in output
+    assert "changed in the fork: training.tokens: 3072 → 2304" in capsys.readouterr().err
     assert lines(decay) == [line for line in lines(straight) if line["step"] > 8]
     assert files_of(decay, 12) == files_of(straight, 12)
     assert not same(weights(stem, 12), weights(decay, 12))  # the stem at that step is another model
     (own,) = Run(decay).manifest["lineage"]
     assert (own["run"], own["step"], own["fork"]) == (str(stem), 8, True)
-    hashes = {
-        own["checkpoint_hash"],
-        *(find_checkpoint(run, None, 8).hash for run in (stem, decay)),
-    }
-    assert len(hashes) == 1 and own["changed"] == ["training.tokens: 3072 → 2304"]
+    for run in (stem, decay):
+        assert find_checkpoint(run, step=8).hash == own["checkpoint_hash"]
+    assert own["changed"] == ["training.tokens: 3072 → 2304"]
     # Its exposure is that of the whole run, read or counted again.
     for shown in (read_exposure(decay), exposure_of(Run(decay), 12), exposure_of(Run(decay), 10)):
         assert shown.positions.tolist() == [shown.steps * 8] * 24
     assert read_exposure(decay).distances.tolist() == read_exposure(straight).distances.tolist()
 
-    # It resumes as any run, with the stem gone, and can be forked itself.
+    # It resumes as any run, with the stem gone.
     cut(decay, 8)
     away = stem.rename(stem.with_name("away"))
     try:
@@ -95,42 +90,20 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
     finally:
         away.rename(stem)
     assert files_of(decay, 12) == files_of(straight, 12)
-    again = tmp_path / "again"
-    assert trained("training.tokens=2496", "--fork", decay, "--run-dir", again) == 0
-    near, far = Run(again).manifest["lineage"]
-    assert (near["run"], near["step"], far["run"], far["step"]) == (str(decay), 12, str(stem), 8)
-    assert read_exposure(again).positions.tolist() == [13 * 8] * 24
 
 
 def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
-    """Moments go on; weight decay and betas are the fork's. A fork that changes nothing is the run
-    itself."""
-    fork = tmp_path / "fork"
-    unchanged = tmp_path / "unchanged"
-    words = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
+    """A fork that changes nothing is the run itself."""
     start = ["parent.checkpoint=12", "--fork", stem, "--run-dir"]
-    assert trained(*words, *start, fork) == 0
-    assert trained(*start, unchanged) == 0
-    assert same(weights(unchanged), weights(stem)) and not same(weights(fork), weights(stem))
+    assert trained("training.optimizer.weight_decay=0.7", *start, tmp_path / "fork") == 0
+    assert trained(*start, tmp_path / "unchanged") == 0
+    assert not same(weights(tmp_path / "fork"), weights(stem))
+    assert same(weights(tmp_path / "unchanged"), weights(stem))
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [
-        (["model.dim=64", "training.batch_size=4"], "model.dim: .*\n.*batch_size: "),
-        (["model.position.window=5"], "model.position.window: .* training.stages"),
-        (["train_length=48"], "train_length: "),
-        (["data.tokenizer={name: sentencepiece}"], "data.tokenizer: "),
-        (["training.tokens=1536"], "is 8 steps, .* is at step 16: .* above 3072"),
-        (
-            [
-                'training.stages=[{duration: 3}, {overrides: ["model.position.window=9"]}]',
-                "training.tokens=4000",
-            ],
-            "training.stages before step 16 ",
-        ),
-        (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
-    ],
+    REFUSED["forks"],
 )
 def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, message):
     with pytest.raises(TrainingError, match=f"(?s){message}"):
@@ -148,12 +121,10 @@ def test_fork_of_a_run_without_an_optimizer(stem, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_dry_run_shows_the_ancestors_and_changes(stem, capsys):
-    words = [*DECAY, "--fork", stem, "parent.checkpoint=8", "training.optimizer.lr=1e-3"]
-    assert trained(*words, "--dry-run") == 0
+def test_dry_run_shows_what_is_left_after_the_fork(stem, capsys):
+    assert trained(*DECAY, "--fork", stem, "parent.checkpoint=8", "--dry-run") == 0
     out = capsys.readouterr().out
-    expected = ("fork of", "step 8", "4 are left after step 8", "changed", "after the fork")
-    assert all(text in out for text in expected), out
+    assert "4 are left after step 8" in out
 
 
 # Extension runs
@@ -163,16 +134,19 @@ def test_extension_starts_from_the_parent_under_other_settings(parent, yarn):
     old = Run(parent).settings
     new = Run(yarn).settings
     assert (new.train_length, new.original_length, new.seed) == (48, 24, 1)
-    assert new.data == old.data and new.training.optimizer == old.training.optimizer
+    assert new.data == old.data
     assert new.model.position.scaling.stretch(48, new.original_length) == 2
-    assert new.parent.hash == find_checkpoint(parent).hash and new.parent.checkpoint == 12
-    assert same(weights(yarn, 0), weights(parent)) and not same(weights(yarn), weights(parent))
+    assert new.parent.hash == find_checkpoint(parent).hash
+    assert new.parent.checkpoint == 12
+    assert same(weights(yarn, 0), weights(parent))
+    assert not same(weights(yarn), weights(parent))
     # Its first validation is that of the parent's weights under the same method.
     first = lines(yarn, "validation")[0]
     model = Run(parent).load(["model.position.scaling.name=yarn"]).model
     targets = monitor_targets(Run(yarn).open_data(), [48, 96, 192], 8, 4, seed=1)
     expected = {str(length): nll for length, (nll, _) in targets.measure(model).items()}
-    assert first["step"] == 0 and first["nll"] == pytest.approx(expected, abs=1e-6)
+    assert first["step"] == 0
+    assert first["nll"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_lineage_of_nested_extensions(parent, yarn, tmp_path):
@@ -182,12 +156,10 @@ def test_lineage_of_nested_extensions(parent, yarn, tmp_path):
     near, far = second.manifest["lineage"]
     assert (near["run"], near["step"], near["train_length"]) == (str(yarn), 0, 48)
     assert (far["run"], far["checkpoint_hash"]) == (str(parent), find_checkpoint(parent).hash)
-    assert "train_length: 24 → 48" in far["changed"] and "train_length: 48 → 96" in near["changed"]
-    assert any(text.startswith("model.position.scaling: none → yarn") for text in far["changed"])
+    assert "train_length: 24 → 48" in far["changed"]
     assert near["data"] == far["data"] == Run(parent).manifest["data"]
-    assert (
-        same(weights(second.folder, 0), weights(parent)) and second.settings.original_length == 24
-    )
+    assert same(weights(second.folder, 0), weights(parent))
+    assert second.settings.original_length == 24
     # 12 steps of 8 × 24, none yet of 48, 5 of 2 × 96.
     shown = read_exposure(second.folder)
     assert shown.positions.tolist() == [12 * 8 + 5 * 2] * 24 + [5 * 2] * 72
@@ -240,20 +212,7 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["parent.run=nowhere"], "parent.run: nowhere: no such run directory"),
-        (["parent.run=null"], r"parent\.run is missing"),
-        (["parent.checkpoint=7"], "no checkpoint of step 7; it has 9, 12"),
-        (["model.dim=64"], "model.dim "),
-        (["model.layers=3"], "model.layers "),
-        (["model.position.fraction=0.5"], "model.position.fraction cannot be changed"),
-        (["model.position.name=learned"], "weights of .* do not fit: .*is new"),
-        (["train_length=2048"], "longer than every document of .*the longest has"),
-        (
-            ["data.source.name=stdlib", "data.tokenizer={name: sentencepiece}"],
-            r"another tokenizer \(0{12}\)",
-        ),
-    ],
+    REFUSED["extensions"],
 )
 def test_invalid_extensions_are_rejected_without_files(
     parent, tmp_path, monkeypatch, words, message
@@ -269,14 +228,8 @@ def test_invalid_extensions_are_rejected_without_files(
 
     monkeypatch.setattr(preparation, "prepare", prepare)
     with pytest.raises(TrainingError, match=message):
-        trained(
-            f"parent.run={parent}",
-            *words,
-            *TUNE,
-            "training.tokens=20K",
-            "--run-dir",
-            tmp_path / "x",
-        )
+        words = [f"parent.run={parent}", *words, *TUNE, "training.tokens=20K"]
+        trained(*words, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -290,7 +243,8 @@ def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path):
     folder = tmp_path / "longer"
     for _ in range(2):  # the second call resumes it
         assert trained(f"parent.run={padded.folder}", *LONGER, "--run-dir", folder) == 0
-    assert Run(folder).vocab_size == 270 and Run(folder).load().model.vocab_size == 270
+    assert Run(folder).vocab_size == 270
+    assert Run(folder).load().model.vocab_size == 270
 
 
 def test_schemes_with_equal_parameters_and_learned_tables(parent, settings_of_runs, tmp_path):

@@ -1,7 +1,5 @@
 """The launcher's environment against the settings and the processes that run."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import nullcontext
 
@@ -12,15 +10,12 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from errors import TrainingError
 from run_directory.training_settings import TrainingSettings
-from tests.training.conftest import ROOT
+from tests.files import ROOT
+from tests.training.conftest import REFUSED
 from training.launch import check_devices, check_launch, check_world
 
 CONFIGS = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 PLAIN = TrainingSettings()
-SIMPLE_LAUNCHER = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
-# Two nodes, each with a launcher that knows of its own eight processes only.
-NODES = {"SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "1"}
 
 
 def passes(message: str | None):
@@ -30,19 +25,7 @@ def passes(message: str | None):
 
 @pytest.mark.parametrize(
     ("environment", "settings", "world", "message"),
-    [
-        ({}, {"processes": 2}, 1, "training.parallel.processes is 2.*--num_processes 2 train.py"),
-        ({}, {"context": 4}, 6, "context = 4 .* --num_processes 8"),
-        (SIMPLE_LAUNCHER, {}, 1, "--cpu.*cpu.yaml --num_processes N train.py.*MASTER_PORT"),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, {}, 1, "SLURM_STEP_NUM_TASKS is 2"),
-        (NODES, {}, 8, "SLURM_STEP_NUM_TASKS is 2"),
-        ({}, {}, 1, None),
-        ({"WORLD_SIZE": "2"}, {"processes": 2}, 2, None),
-        (SIMPLE_LAUNCHER | {"WORLD_SIZE": "2"}, {}, 2, None),
-        ({"MASTER_ADDR": "h", "MASTER_PORT": "1"}, {}, 1, None),
-        (NODES | {"WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}, {}, 16, None),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, {}, 4, None),
-    ],
+    REFUSED["processes"],
 )
 def test_a_run_has_the_requested_processes(environment, settings, world, message):
     with passes(message):
@@ -52,33 +35,7 @@ def test_a_run_has_the_requested_processes(environment, settings, world, message
 
 @pytest.mark.parametrize(
     ("environment", "settings", "message"),
-    [
-        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "is fp16.*training.precision is auto"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "float32"}, "bf16.*float32.*to no"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "bfloat16"}, None),
-        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "training.compile"),
-        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}, "is 4.*training.micro_batch_size"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "use_deepspeed"),
-        ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, {}, "tp_size is 2"),
-        ({"PARALLELISM_CONFIG_CP_SIZE": "2"}, {}, "cp_size is 2.*training.parallel.context"),
-        (
-            FSDP,
-            {"parallel": {"sharding": "none"}},
-            "use_fsdp is true: set training.parallel.sharding",
-        ),
-        (FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version is 1"),
-        (FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"}, {}, "fsdp_reshard_after_forward"),
-        (
-            FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            {},
-            "training.parallel.activation_checkpointing",
-        ),
-        (
-            FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            {"parallel": {"activation_checkpointing": True}},
-            None,
-        ),
-    ],
+    REFUSED["accelerate"],
 )
 def test_an_accelerate_config_agrees_with_the_settings(environment, settings, message):
     with passes(message):
@@ -104,40 +61,27 @@ def environment_of(overrides: list[str]) -> tuple[dict[str, str], int]:
     return prepare_simple_launcher_cmd_env(options)[1], 1
 
 
-def test_accelerate_requests_several_processes_on_a_cpu_and_starts_one(monkeypatch):
-    """What `check_world` relies on, by accelerate's own launcher."""
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    environment, started = environment_of(["--cpu", "--num_processes", "2", "train.py"])
-    with pytest.raises(TrainingError, match="--cpu"):
-        check_world(PLAIN, environment, started)
-    environment, started = environment_of(["--cpu", "--num_processes", "1", "train.py"])
-    check_world(PLAIN, environment, started)
-
-
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_shipped_accelerate_configs_pass_checks(file):
+    """With the command line that the first comment of the file gives."""
     text = file.read_text()
-    assert text.startswith("# accelerate launch --config_file configs/accelerate/" + file.name)
-    command = (
-        text[2:]
-        .split("train.py")[0]
-        .replace("\\\n#", " ")
-        .replace(str(file.relative_to(ROOT)), str(file))
-    )
-    overrides = shlex.split(command.replace(" R ", " 0 ").replace("HOST", "127.0.0.1"))
-    overrides = [word for word in overrides if word != "29500"]
-    if "--main_process_port" in overrides:
-        overrides.insert(
-            overrides.index("--main_process_port") + 1,
-            "0" if "--num_machines" not in overrides else "29517",
-        )
-    environment, started = environment_of([*overrides[2:], "train.py"])
+    name = f"configs/accelerate/{file.name}"
+    assert text.startswith(f"# accelerate launch --config_file {name}")
+    command = text[2:].partition("train.py")[0].replace("\\\n#", "")
+    for word, value in (
+        (name, str(file)),
+        (" R ", " 0 "),
+        ("HOST", "127.0.0.1"),
+        ("29500", "0"),
+    ):
+        command = command.replace(word, value)
+    environment, started = environment_of([*shlex.split(command)[2:], "train.py"])
     config = load_config_from_file(str(file))
-    assert config.mixed_precision == "no" and config.distributed_type
-    used = {
-        k: v for k, v in environment.items() if k.startswith(("ACCELERATE", "FSDP", "PARALLELISM"))
-    }
+    assert config.mixed_precision == "no"
+    used = {"WORLD_SIZE": str(started)}
+    for key, value in environment.items():
+        if key.startswith(("ACCELERATE", "FSDP", "PARALLELISM")):
+            used[key] = value
     check_launch(PLAIN, used)
+    check_world(PLAIN, used, started)
     assert ("ACCELERATE_USE_FSDP" in used) == ("fsdp" in file.stem)
-    check_world(PLAIN, used | {"WORLD_SIZE": str(started)}, started)

@@ -25,14 +25,13 @@ def test_roles_of_the_real_model(tie_embeddings):
     groups = parameter_groups(model, AdamWSettings(weight_decay=0.3))
     names = {group["name"]: group["names"] for group in groups}
     decay = {group["name"]: group["weight_decay"] for group in groups}
-    assert sorted(name for group in names.values() for name in group) == sorted(
-        named_weights(model)
-    )
+    grouped = [name for group in names.values() for name in group]
+    assert sorted(grouped) == sorted(named_weights(model))
     assert all(name.startswith("position.") for name in names["positions"])
     assert names["embeddings"] == ["embed.weight"]
     assert ("head.weight" in names["matrices"]) is not tie_embeddings
-    assert len(names["matrices"]) == 2 * 7 + (not tie_embeddings)
-    assert all("norm" in name for name in names["vectors"]) and len(names["vectors"]) == 9
+    assert all("norm" in name for name in names["vectors"])
+    assert len(names["vectors"]) == 9
     assert decay == {"matrices": 0.3, "embeddings": 0, "vectors": 0, "positions": 0}
 
 
@@ -110,12 +109,7 @@ def test_groups_and_rates_of_muon():
         ("positions", "positions_lr", 0.0, True),
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
-    assert {rate: optimizer.describe(rate) for rate in (*settings.rates, "head_lr")} == {
-        "lr": "for 36 parameters: matrices",
-        "adamw_lr": "for 144 parameters: head, embeddings, vectors",
-        "positions_lr": "for 54 parameters: positions",
-        "head_lr": "unused: the model has no such parameters",
-    }
+    assert optimizer.describe("adamw_lr") == "for 144 parameters: head, embeddings, vectors"
 
 
 @pytest.mark.parametrize("case", ["adamw", "muon", "unfused"])
@@ -190,7 +184,8 @@ def test_factors_at_three_times_base_width():
     }
     for adjust, factor in (("original", 1.0), ("match_rms_adamw", 3**-0.5)):
         group = parameter_groups(model, MuonSettings(adjust=adjust))[0]
-        assert group["name"] == "matrices" and group["factor"] == pytest.approx(factor)
+        assert group["name"] == "matrices"
+        assert group["factor"] == pytest.approx(factor)
         assert group["weight_decay"] * group["factor"] == pytest.approx(0.1)
 
 
@@ -220,39 +215,15 @@ def test_output_multiplier_and_initialization():
 )
 def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
     """Logits of attention are scaled by the factor passed to attend(), seen by a hook."""
-    sizes = {"dim": 32, "layers": 1, "heads": 2, "head_dim": head_dim, "position": {"name": "none"}}
+    sizes = {
+        "dim": 32,
+        "layers": 1,
+        "heads": 2,
+        "head_dim": head_dim,
+        "position": {"name": "none"},
+    }
     model = Transformer(ModelSettings(mup=mup, **sizes), V, T).initialize(0)
     scales = []
     hooks = [lambda *args: scales.append(args[2])]
     model(torch.arange(T)[None], TokenPositions.plain(T), hooks=hooks)
     assert scales == [pytest.approx(scale, rel=1e-12)]
-
-
-@pytest.mark.parametrize("grow", ["heads", "features"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_updates_grow_with_width_without_mup_only(optimizer, grow):
-    """The coordinate check of arXiv:2203.03466, appendix D.1: RMS change of the logits over width
-    after three steps."""
-    widths = [32, 64, 128]
-    rates = {"lr": 0.01, "weight_decay": 0.0}
-    settings = AdamWSettings(**rates)
-    if optimizer == "muon":
-        settings = MuonSettings(**rates, adamw=AdamWBase(**rates))
-    targets = torch.randint(V, (2 * T,), generator=torch.Generator().manual_seed(1))
-    for base in (None, 32):
-        changes = []
-        for width in widths:
-            heads = width // 16 if grow == "heads" else 2
-            mup = base and {"base_dim": base, "base_head_dim": 16}
-            shape = ModelSettings(dim=width, layers=2, heads=heads, ffn_dim=2 * width, mup=mup)
-            model = Transformer(shape, V, T).initialize(0)
-            before = logits(model).detach()
-            update = Optimizer(model, settings)
-            update.set_learning_rates(settings.rates)
-            for _ in range(3):
-                torch.nn.functional.cross_entropy(logits(model).flatten(0, 1), targets).backward()
-                update.step(APPLY)
-                model.zero_grad()
-            changes.append(float((logits(model).detach() - before).square().mean().sqrt()))
-        growth = np.polyfit(np.log(widths), np.log(changes), 1)[0]
-        assert abs(growth) < 0.3 if base else growth > 0.35, (base, changes)

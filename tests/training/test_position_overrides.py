@@ -1,15 +1,13 @@
 """Which position overrides a trained checkpoint accepts: the specification's table, row by row."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from errors import ConfigError, TrainingError
 from model import ModelError
 from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides
+from tests.files import table
 
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
@@ -18,7 +16,7 @@ PATTERN = [
     "model.pattern=[near, near, far]",
     "model.kinds={near: {position: {name: rope, window: 8}}, far: {position: {name: none}}}",
 ]
-TABLE = yaml.safe_load(Path(__file__).with_name("position_overrides.yaml").read_text("utf-8"))
+TABLE = table("training/position_overrides.yaml")
 
 
 def methods(cells: list[str]) -> list[list[str]]:
@@ -44,7 +42,8 @@ def test_valid_overrides_keep_all_weights(scheme):
     shapes = {name: weight.shape for name, weight in meta_model(root).state_dict().items()}
     for method in legal(scheme):
         asked = override(root, method)
-        assert asked != root and asked.model.position.name == scheme, method
+        assert asked != root, method
+        assert asked.model.position.name == scheme, method
         state = meta_model(asked).state_dict()
         assert {name: weight.shape for name, weight in state.items()} == shapes, method
 
@@ -58,13 +57,17 @@ def test_invalid_overrides_name_valid_settings(scheme):
             override(root, [word])
         key = word.split("=")[0]
         head, listed = str(refused.value).split(f"legal for a checkpoint trained with '{scheme}': ")
-        assert key in head and "first" not in head
+        assert key in head
+        assert "first" not in head
         assert {f"model.position.{name}" for name in listed.split(", ")} == valid
         reason = why(refused.value)
-        assert "legal for" not in reason and key.rpartition(".")[2] in reason
+        assert "legal for" not in reason
+        assert key.rpartition(".")[2] in reason
 
 
-def test_overrides_outside_the_positional_scheme_or_its_sizes():
+def test_computed_overrides_and_those_outside_the_scheme_or_its_sizes():
+    root = trained("model.position.theta=300")
+    assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
     for word, message in (
         ("training.optimizer.lr=1.0", "training.optimizer.lr cannot be changed"),
         ("model.position.scaling={name: longrope, long_factor: [1, 2, 3]}", "6 numbers.*got 3"),
@@ -74,17 +77,6 @@ def test_overrides_outside_the_positional_scheme_or_its_sizes():
     ):
         with pytest.raises((ModelError, ConfigError, TrainingError), match=message):
             override(trained(), [word])
-
-
-def test_learned_temperature_cannot_be_removed():
-    with pytest.raises(ModelError, match="is learned"):
-        root = trained("model.position.temperature={name: ssmax}")
-        override(root, ["model.position.temperature={name: none}"])
-
-
-def test_override_may_multiply_trained_value():
-    root = trained("model.position.theta=300")
-    assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
 
 
 def schemes(settings: RunSettings) -> dict:
@@ -99,7 +91,8 @@ def test_pattern_applies_override_to_every_supporting_kind():
         return schemes(override(root, [f"model.position.{word}" for word in words]))
 
     scaled = changed("scaling.name=yarn")
-    assert scaled["near"].scaling.name == "yarn" and scaled["far"] == far
+    assert scaled["near"].scaling.name == "yarn"
+    assert scaled["far"] == far
     warmer = changed("temperature={name: log_n}")
     assert warmer["near"].temperature.name == warmer["far"].temperature.name == "log_n"
     assert warmer["near"].window == 8
@@ -127,16 +120,7 @@ def test_pattern_keeps_narrower_windows_by_default():
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [
-        ("kinds.far.position.scaling.name=yarn", "model.kinds.far.position.scaling"),
-        ("kinds.near.position.layout=interleaved", "kinds.near.position.layout cannot be"),
-        ("kinds.far.position.name=alibi", "position.name: trained with 'none', cannot become"),
-        ("pattern=[near, far]", "model.pattern is part of the trained weights"),
-        ("kinds.far.gate=head", "model.kinds.far: only its position"),
-        ("position.kinds.near.window=4", "model.kinds.KIND.position"),
-        ("position.stretch=auto", r"no layer kind supports it\n +near: .*\n +far: .*"),
-        ("position.layout=interleaved", r"near: .*layout cannot be changed after training\n"),
-    ],
+    TABLE["pattern"],
 )
 def test_pattern_errors_name_valid_overrides_per_kind(word, message):
     with pytest.raises((ModelError, ConfigError), match=message) as refused:

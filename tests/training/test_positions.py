@@ -16,7 +16,7 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.data.stores import place
 from tests.data.test_random_positions import chosen
-from tests.model.zoo import build, ids
+from tests.model.zoo import build, close, ids
 from training.batches import micro_batches
 from training.checks import check_model
 
@@ -34,7 +34,14 @@ def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -
     """A batch of random tokens in windows of two to four documents, placed by a sampler."""
     begins = np.zeros((rows, T), dtype=bool)
     begins[np.arange(rows)[:, None], [[2 + r % 3, 7] for r in range(rows)]] = True
-    placed = place(packing, chosen(name), begins, seed=1, step=step, rows=np.arange(rows))
+    placed = place(
+        packing,
+        chosen(name),
+        begins,
+        seed=1,
+        step=step,
+        rows=np.arange(rows),
+    )
     tokens = ids(rows, T, seed=step)
     order, position, document = (torch.from_numpy(np.array(x)) for x in placed[:3])
     reach = 1 + max(0, int(np.ceil(placed.position.max())))
@@ -67,12 +74,9 @@ def test_micro_batches_use_their_own_rows(name, packing):
     whole = losses(net, batch)
     for size in (1, 3):
         with torch.no_grad():
-            parts = [
-                net(part.tokens, part.positions, targets=part.targets)
-                for part in parts_of(batch, size)
-            ]
+            parts = [net(x.tokens, x.positions, targets=x.targets) for x in parts_of(batch, size)]
         assert len(parts) == -(-B // size)
-        torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+        close(torch.cat(parts), whole, atol=1e-12)
 
 
 LEARNED = "model.position={name: learned, max_length: 300}"

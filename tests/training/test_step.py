@@ -6,9 +6,6 @@ import math
 import pytest
 import torch
 
-from errors import INTERRUPTED
-from model import ModelSettings, TokenPositions, Transformer
-from run_directory.checkpoints import find_checkpoint
 from run_directory.optimizer_settings import (
     AdamWSettings,
     ConstantSchedule,
@@ -18,22 +15,16 @@ from run_directory.optimizer_settings import (
     WsdSchedule,
     as_steps,
 )
-from run_directory.run_settings import RunSettings
 from run_directory.training_settings import (
     SkipNonFinite,
     SpikeSettings,
     StopOnNonFinite,
-    TrainingSettings,
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
-from train import train_step
-from training.batches import MicroBatch, StepBatch
 from training.optimizer import Optimizer
-from training.parallel import Parallel
-from training.schedule import TrainingSchedule, learning_rate
+from training.schedule import learning_rate
 from training.step import NOT_FINITE, SPIKE, StepGuard
-from training.stop_requests import StopRequests
-from training.train_state import EMA, TrainState
+from training.train_state import EMA
 
 NAN = math.nan
 
@@ -71,17 +62,10 @@ def test_skip_limit_counts_across_resume():
     settings = SkipNonFinite(limit=2)
     guard = StepGuard(settings, None, "cpu")
     assert guard.state() == {}
-    assert judged(guard, [NAN, 2.0, NAN]) == [
-        (NOT_FINITE, 1, False),
-        (0, 0, False),
-        (NOT_FINITE, 2, False),
-    ]
+    first, second, third = ((NOT_FINITE, 1, False), (NOT_FINITE, 2, False), (NOT_FINITE, 3, True))
+    assert judged(guard, [NAN, 2.0, NAN]) == [first, (0, 0, False), second]
     for again in (resumed(guard, settings), guard):
-        assert judged(again, [2.0, NAN, 1.0]) == [
-            (0, 0, False),
-            (NOT_FINITE, 3, True),
-            (0, 0, True),
-        ]
+        assert judged(again, [2.0, NAN, 1.0]) == [(0, 0, False), third, (0, 0, True)]
     raised = StepGuard(SkipNonFinite(limit=3), None, "cpu")
     raised.load({"skipped": {"not finite": 2, "spike": 0}})
     assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]
@@ -91,7 +75,11 @@ def test_spike_threshold_matches_manual_computation():
     """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99
     none."""
     settings = SpikeSettings(sigmas=2, window=4, limit=5)
-    for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
+    for loss, reason in (
+        (4.01, SPIKE),
+        (3.99, 0),
+        (-50.0, 0),
+    ):
         guard = StepGuard(StopOnNonFinite(), settings, "cpu")
         assert reasons(guard, [1.0, 3.0, 1.0, 3.0, loss])[-1] == reason
     # A spike is not remembered, an applied step takes the place of the oldest.
@@ -107,19 +95,12 @@ def test_spike_threshold_matches_manual_computation():
 
 
 def test_no_spikes_before_window_is_full_or_after_new_stage():
-    guard = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
+    guard = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=3, limit=1), "cpu")
     assert reasons(guard, [1.0, 9.0, 99.0, 9.0, 1e4]) == [0, 0, 0, 0, SPIKE]
     guard.begin_stage()
     assert reasons(guard, [1e4, 1e5, 1e6]) == [0, 0, 0]
-
-
-def test_spike_limit_stops_the_run():
-    guard = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
-    assert judged(guard, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
-        (SPIKE, 1, False),
-        (NOT_FINITE, 1, False),
-        (SPIKE, 2, True),
-    ]
+    # the limit counts spikes only
+    assert judged(guard, [NAN, 1e9]) == [(NOT_FINITE, 1, False), (SPIKE, 2, True)]
 
 
 def test_decisions_do_not_depend_on_resumes():
@@ -134,37 +115,8 @@ def test_decisions_do_not_depend_on_resumes():
     for start in range(0, 400, 7):
         guard = resumed(guard, StopOnNonFinite(), settings)
         verdicts += judged(guard, losses[start : start + 7])
-    assert verdicts == expected and guard.state() == uninterrupted.state()
-
-
-def test_a_broken_step_keeps_weights_and_moments():
-    model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7).initialize(0)
-    t = TrainingSettings(optimizer=AdamWSettings(lr=0.1))
-    settings = RunSettings(training=t)
-    parallel = Parallel(t)
-    state = TrainState.create(model, settings, parallel)
-    requests = StopRequests()
-    tokens = torch.arange(10).reshape(2, 5)
-    part = MicroBatch(tokens, tokens + 1, TokenPositions.plain(5))
-    batch = StepBatch(TrainingSchedule(settings).stage(0), [part], 10, {})
-
-    def step():
-        return train_step(state, batch, parallel, t, requests).read()
-
-    def content():
-        tensors = state.optimizer.saved_tensors() | model.state_dict()
-        return {name: tensor.clone() for name, tensor in tensors.items()}
-
-    step()
-    before = content()
-    hook = model.norm.register_full_backward_hook(lambda m, i, o: (i[0] * NAN,))
-    bad = step()
-    hook.remove()
-    assert math.isfinite(bad.loss) and math.isnan(bad.grad_norm) and bad.stopped
-    requests.request(INTERRUPTED)
-    after = step()
-    assert math.isfinite(after.grad_norm) and after.status == INTERRUPTED and state.step == 3
-    assert all(before[name].equal(tensor) for name, tensor in content().items())
+    assert verdicts == expected
+    assert guard.state() == uninterrupted.state()
 
 
 # Learning rates
@@ -183,14 +135,12 @@ HALF = math.sqrt(0.5)  # cos 45°
         (ConstantSchedule(warmup=4), [2, 4, 6, 8, 8, 8]),
         (ConstantSchedule(warmup=0.5), [8 / 3, 16 / 3, 8, 8, 8, 8]),
         (ConstantSchedule(warmup=0), [8, 8, 8]),
-        (LinearSchedule(warmup=2), [4, 8, 8, 6, 4, 2]),
         (LinearSchedule(warmup=2, min_lr_ratio=0.5), [4, 8, 8, 7, 6, 5]),
         (
             CosineSchedule(warmup=1, min_lr_ratio=0.25),
             [8, *(2 + 6 * share for share in (1, (1 + HALF) / 2, 0.5, (1 - HALF) / 2))],
         ),
         (WsdSchedule(warmup=2, decay=0.4, min_lr_ratio=0), [4, 8, 8, 8, 8, 8, 8, 6, 4, 2]),
-        (WsdSchedule(warmup=0, decay=0.01, min_lr_ratio=0), [8, 8, 8]),
         (WsdSchedule(warmup=0, decay=1, min_lr_ratio=0.5), [8, 7, 6, 5]),
     ],
 )
@@ -201,7 +151,7 @@ def test_learning_rates(schedule, expected):
 def test_shares_are_rounded_to_the_nearest_step():
     """0.29 · 100 is 28.999999999999996 in floating point, and 0.03 · 2929 is 87.87."""
     assert [as_steps(share, 50) for share in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
-    for share, steps, expected in ((0.03, 2929, 88), (0.29, 100, 29), (0.57, 100, 57)):
+    for share, steps, expected in ((0.03, 2929, 88), (0.29, 100, 29)):
         assert as_steps(share, steps) == expected
         assert rates(ConstantSchedule(warmup=share), steps).index(8.0) == expected - 1
         wsd = WsdSchedule(warmup=0, decay=share, min_lr_ratio=0)
@@ -247,21 +197,15 @@ def test_ema_equals_closed_form_with_skipped_steps():
     assert state.ema.means.keys() == before.keys()
     with state.ema.applied():
         inside = state.model.mix.weight.detach().clone()
-    assert inside.equal(mean) and not inside.equal(before["mix.weight"])
+    assert inside.equal(mean)
+    assert not inside.equal(before["mix.weight"])
     assert all(weight.equal(before[name]) for name, weight in state.model.named_parameters())
 
 
-def test_ema_resumes_exactly_and_starts_if_missing(tmp_path):
-    settings = EmaSettings(decay=0.7, start=4)
-    flags = [APPLY, APPLY, SKIP, APPLY, APPLY]
-    state, _ = averaged(flags[:3], settings)
-    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)  # before `start`
-    save(tmp_path, 3, state)
-    go_on(state, flags)
-    again, _ = averaged([APPLY], settings, seed=3)
-    again.restore(find_checkpoint(tmp_path))
-    go_on(again, flags)
-    assert all(again.ema.means[name].equal(mean) for name, mean in state.ema.means.items())
+def test_ema_starts_late_and_from_a_checkpoint_without_it(tmp_path):
+    state, _ = averaged([APPLY, APPLY, SKIP], EmaSettings(decay=0.7, start=4))
+    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)
+    go_on(state, [APPLY, APPLY])
     assert not state.ema.means["mix.weight"].equal(state.model.mix.weight)
-    again.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
-    assert again.ema.means["mix.weight"].equal(state.model.mix.weight)
+    state.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
+    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)

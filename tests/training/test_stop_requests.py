@@ -27,7 +27,8 @@ def _all_as_before():
     handlers = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == handlers
-    assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
+    assert threading.active_count() == threads
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
@@ -40,7 +41,8 @@ def test_sigterm_before_first_step_exits_immediately(number, capsys):
             # the launcher's, too: they do not cut short what tidies up
             send(number, signal.SIGTERM)
             tidied.append(True)
-    assert caught.value.code == REQUEUE and tidied
+    assert caught.value.code == REQUEUE
+    assert tidied
     message = f"stopped by {number.name} before the first step: nothing to save."
     assert capsys.readouterr().err == f"{message} Run the same command again to resume\n"
 
@@ -97,7 +99,8 @@ with StopRequests() as requests:
 def test_second_sigint_exits_blocked_process():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
-        assert process.stdout and process.stderr
+        assert process.stdout
+        assert process.stderr
         assert process.stdout.readline() == "at steps\n", process.stderr.read()
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):

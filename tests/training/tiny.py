@@ -26,6 +26,12 @@ def lines(folder: Path, kind: str | None = None) -> list[dict]:
     return [line for line in untimed if line["kind"] != "start"]
 
 
+def logged_steps(folder: Path) -> int:
+    """The training steps in metrics.jsonl, which may be under way."""
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b'"kind": "train"') if file.exists() else 0
+
+
 def weights(folder: Path, step: int | None = None, kind: str = "model") -> dict[str, Tensor]:
     checkpoint = find_checkpoint(folder, None, step)
     assert checkpoint is not None

@@ -2,11 +2,9 @@
 tokenizers."""
 
 import json
-from pathlib import Path
 
 import pytest
 import tokenizers
-import yaml
 from tokenizers import processors
 from transformers import AutoTokenizer
 
@@ -23,9 +21,10 @@ from data.tokenizers.tokenizer_settings import (
     BytesSettings,
     HuggingFaceSettings,
 )
+from tests.files import table
 
 TEXT = "the cat sat on the mat, and the dog sat on the log; " * 9
-SYMBOLS = yaml.safe_load(Path(__file__).with_name("symbols.yaml").read_text())
+SYMBOLS = table("data/tokenizers/symbols.yaml")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from evaluation.reports.charts import (
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.figures import FAINT, INK, FigureText, Panel, panels
+from evaluation.reports.figures import FAINT, FigureText, Panel, panels
 from evaluation.results_table import ResultRow
 from tests.artists import (
     assert_shows,
@@ -34,7 +34,15 @@ AXIS = LengthAxis(LENGTHS, trained=[64])
 
 def rows_of(values: dict[str, list[float]], half=math.nan, lengths=LENGTHS, seed=""):
     return [
-        ResultRow(name, "nll", value, length, seed=seed, low=value - half, high=value + half)
+        ResultRow(
+            name,
+            "nll",
+            value,
+            length,
+            seed=seed,
+            low=value - half,
+            high=value + half,
+        )
         for name, own in values.items()
         for value, length in zip(own, lengths, strict=False)
     ]
@@ -54,18 +62,10 @@ def test_lines_bars_seeds_and_levels_are_the_rows():
     close(*by_name["rope"].thin, LENGTHS, [2.9, 3.4, 4.2])
     assert not by_name["alibi"].thin
     assert levels(axes) == [3.0]
-    assert [end[:2] for end in ends(axes)] == [
-        ("rope", "4.250"),
-        ("alibi †", "3.100 at 128"),
-        ("cut", "3.000"),
-    ]
-    assert "trained length 64" in {text.get_text() for text in axes.texts}
+    labels = [("rope", "4.250"), ("alibi †", "3.100 at 128"), ("cut", "3.000")]
+    assert [end[:2] for end in ends(axes)] == labels
     hollow = [line for line in lines(axes) if line.get_markerfacecolor() == "white"]
     assert {line.get_color() for line in hollow} == {styles["alibi"].color}
-    shares = rows_of({"rope": [0.2, 0.5, 0.97]})
-    (axes,) = drawn(length_panel(shares, styles, AXIS, share=True, top=1.0))
-    assert ends(axes)[0].value == "97%"
-    assert axes.get_ylim()[1] > 1
 
 
 def test_differences_have_a_band_where_the_axis_is_linear():
@@ -76,7 +76,6 @@ def test_differences_have_a_band_where_the_axis_is_linear():
     )
     assert_shows(axes, rows[:3], names=above)
     assert styles["m19"].color == FAINT
-    assert "linear within ±0.02" in axes.get_title(loc="left")
     assert levels(axes) == [0]
     band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (band.y0, band.y1) == pytest.approx((-0.02, 0.02))
@@ -108,24 +107,8 @@ def test_exposure_is_drawn_by_tokens_of_context(first):
     at, apart = (points(line) for line in lines(axes))
     assert [y for _, y in at] == pytest.approx([1 / 64] * len(at))
     assert [x for x, _ in at][:4] == [1, 2, 3, 4]
-    assert len(at) < 64
     assert at[-1] == apart[-1] == (64, pytest.approx(1 / 64))
     assert [y for _, y in apart[:3]] == pytest.approx([1, 63 / 64, 62 / 64])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_colors_go_to_the_lines_that_are_best_at_the_longest_length(seed):
-    """Sixteen lines that end at different lengths, in any order; short ones have the lowest
-    losses."""
-    last = [(64, 0.1 + n / 100) for n in range(4)] + [(128, 1.0), (128, 0.9)]
-    last += [(256, 3.0 + n / 10) for n in range(10)]
-    order = np.random.default_rng(seed).permutation(len(last))
-    rows = [ResultRow(f"{last[i]}", "nll", last[i][1], last[i][0]) for i in order]
-    styles = styles_of(["ink", *(row.variant for row in rows)], "ink", rows)
-    colored = {name for name, style in styles.items() if style.color not in (FAINT, INK)}
-    assert colored == {*(f"{end}" for end in last[6:]), f"{(128, 0.9)}"}
-    assert len({styles[name] for name in colored}) == 11
-    assert styles["ink"].color == INK
 
 
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
@@ -135,12 +118,19 @@ MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
 def test_text_does_not_overlap_or_leave_the_figure(last):
     lengths = [256, 512, 1024, 2048, 4096]
     names = ["as trained", "a method with a name", *(f"method {n}" for n in range(2, len(last)))]
-    values = {name: np.linspace(2.4, end, 5) for name, end in zip(names, last, strict=True)}
-    rows = rows_of(values, half=0.1, lengths=lengths)
+    values = np.linspace(2.4, last, 5).T
+    rows = rows_of(dict(zip(names, values, strict=True)), half=0.1, lengths=lengths)
     styles = styles_of(names, "as trained", rows)
     level = [("context truncated to 256  {}", 2.4)]
     top = top_of_colored(rows, styles)
-    panel = length_panel(rows, styles, LengthAxis(lengths, [256]), y="NLL", levels=level, top=top)
+    panel = length_panel(
+        rows,
+        styles,
+        LengthAxis(lengths, [256]),
+        y="NLL",
+        levels=level,
+        top=top,
+    )
     (axes,) = drawn(panel, x="context length")
     assert len(ends(axes)) == len(names) + 1
     assert_text_is_readable(axes.figure)

@@ -1,6 +1,6 @@
 """Figures of schemes show the numbers of their tables."""
 
-import numpy as np
+import pandas as pd
 import pytest
 
 from evaluation.schemes.curves import SchemeShape
@@ -24,15 +24,11 @@ REQUEST = FigureRequest(
 )
 def test_lines_match_their_tables(name, panel, label, x, y):
     drawing = FIGURES[name](REQUEST)
-    expected: dict[str, dict[str, list]] = {}
-    for row in drawing.rows:
-        row = dict(zip(drawing.columns, row, strict=True))
-        where = row[panel] if panel else ""
-        line = f"pair {row['pair']}" if label == "pair" else row.get(label, "")
-        if not np.isnan(row[y]):
-            expected.setdefault(where, {}).setdefault(line, []).append((row[x], row[y]))
-    for axes, curves in zip(drawing.figure.axes, expected.values(), strict=True):
+    table = pd.DataFrame(drawing.rows, columns=drawing.columns).dropna(subset=y)
+    panels = table.groupby(panel, sort=False) if panel else [("", table)]
+    for axes, (_, rows) in zip(drawing.figure.axes, panels, strict=True):
         drawn = labelled(axes) if label else {"": points(lines(axes)[0])}
-        assert drawn.keys() == curves.keys()
-        for line, numbers in curves.items():
-            close(drawn[line], *zip(*numbers, strict=True))
+        curves = rows.groupby(label, sort=False) if label else [("", rows)]
+        assert len(drawn) == len(curves)
+        for line, curve in curves:
+            close(drawn[f"pair {line}" if label == "pair" else line], curve[x], curve[y])

@@ -24,7 +24,7 @@ NUMBERS = {
     "windows_per_document": (5, "by-position"),
     "ngram": (3, "fixed-targets"),
 }
-BY_HASH = {
+BY_HASH = [
     "targets_by",
     "store",
     "split",
@@ -33,13 +33,21 @@ BY_HASH = {
     "methods",
     "protocol",
     "contamination",
-}
+]
 # What is derived from the numbers, which cells there are, and limits of the machine.
-OTHERS = {
-    *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
+OTHERS = [
+    "folder",
+    "confidence",
+    "memory",
+    "least_documents",
+    "shorten",
+    "unreachable",
+    "matrix",
     "exposure",
-    *("tolerance", "batch", "context"),
-}
+    "tolerance",
+    "batch",
+    "context",
+]
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
 REPEATED = {"targets_by": "repetition", "ngram": 4}
 
@@ -61,7 +69,7 @@ def session(subject, tmp_path):
 
 
 def test_every_setting_is_classified():
-    assert NUMBERS.keys() | BY_HASH | OTHERS == EvaluationSettings.model_fields.keys()
+    assert {*NUMBERS, *BY_HASH, *OTHERS} == EvaluationSettings.model_fields.keys()
 
 
 def options_of(protocol):
@@ -90,7 +98,12 @@ def test_settings_that_change_numbers_change_the_key(session, protocol):
         assert found - before, key
     for a, b in combinations(options, 2):
         assert names(a, b) - before - alone[a] - alone[b], (a, b)
-    for key, value in {"batch": 2, "confidence": 0.9, "tolerance": 1.0, "memory": 1.0}.items():
+    for key, value in {
+        "batch": 2,
+        "confidence": 0.9,
+        "tolerance": 1.0,
+        "memory": 1.0,
+    }.items():
         assert names(**{key: value}) == before, key
 
 
@@ -123,32 +136,13 @@ def test_settings_added_to_a_scheme_keep_the_keys_of_stored_cells(name):
     assert position_key(record).keys() == common | set(own[name].split())
     assert position_key(record | {"shifted_keys": 0.5})["shifted_keys"] == 0.5
     kinds = {"kinds": {"a": record, "b": record | {"weights": "entmax"}}}
-    assert {"weights"} == position_key(kinds)["kinds"]["b"].keys() - position_key(record).keys()
+    assert position_key(kinds)["kinds"]["b"]["weights"] == "entmax"
 
 
 def test_cells_of_an_earlier_format_are_measured_again(session):
-    class Console:
-        quiet = False
-
-        def __init__(self):
-            self.lines = []
-
-        def info(self, line):
-            self.lines.append(line)
-
-        def bar(self, *_, **__):
-            return self
-
-        __exit__ = advance = lambda self, *_: None
-
-        def __enter__(self):
-            return self
-
     made = session(methods=("trained", "yarn"))
-    made.console = Console()
     wrong = np.zeros(made.plan.n_targets)
     for cell in made.cells():
         made.store.save(cell.key | {"format": KEY_FORMAT - 1}, wrong)
     result = made.run()
     assert all(nll.min() > 0 for nll in result.nll.values())
-    assert any("3 cells" in line and "earlier" in line for line in made.console.lines)

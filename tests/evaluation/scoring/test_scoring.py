@@ -35,38 +35,13 @@ def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
 def test_scoring_restores_training_mode_and_gradients(work, sharp):
     text, targets = work
     model = sharp().train()
-    measure(
-        ModelScorer(model), text, fixed_windows(targets, 64), batches(fixed_windows(targets, 64), 1)
-    )
+    windows = fixed_windows(targets, 64)
+    measure(ModelScorer(model), text, windows, batches(windows, 1))
     assert model.training
     # Tables that grew during the evaluation serve a training step afterwards.
     tokens = torch.randint(3, 23, (2, 65))
     model(tokens[:, :-1], TokenPositions.plain(64), targets=tokens[:, 1:]).mean().backward()
     assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("trained", "seen"),
-    [
-        (["bob"], [False, True, False]),
-        (["own"], [True, True, True]),
-        (["plain"], None),  # it names no clusters
-        (["eve", "bob"], [False, True, False]),
-        (["bob", "eve"], [False, True, False]),  # whichever training came first
-        (["bob", "own"], [True, True, True]),
-    ],
-)
-def test_units_seen_in_training(make_store, trained, seen):
-    own = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    stores = {
-        "own": own,
-        "bob": make_store([9], clusters=["bob"]),
-        "eve": make_store([9], seed=5, clusters=["eve"]),
-        "plain": make_store([9], seed=3),
-    }
-    found = EvaluationText(own).seen([stores[name] for name in trained])
-    assert (None if found is None else found.tolist()) == seen
-    assert not EvaluationText(stores["plain"]).seen([stores["bob"]]).any()
 
 
 def test_unigram_by_hand(make_store):

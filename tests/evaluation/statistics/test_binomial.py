@@ -5,7 +5,15 @@ from scipy import stats
 from evaluation.statistics.binomial import effective, wilson
 
 
-@pytest.mark.parametrize("hits, n", [(0, 10), (3, 10), (10, 10), (199, 200), (400, 400), (1, 1)])
+@pytest.mark.parametrize(
+    "hits, n",
+    [
+        (0, 10),
+        (10, 10),
+        (199, 200),
+        (1, 1),
+    ],
+)
 @pytest.mark.parametrize("alpha", [0.05, 0.002])
 def test_wilson_matches_scipy(hits, n, alpha):
     expected = stats.binomtest(hits, n).proportion_ci(1 - alpha, method="wilson")

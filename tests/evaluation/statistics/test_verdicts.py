@@ -32,10 +32,18 @@ def test_held_broken_inconclusive():
     table = judged(differences)
     assert (table.value("x", "held_to"), table.value("x", "break_point")) == (128, 512)
     assert words(differences, is_precise=False) == ["inconclusive"] * 3
-    assert table.value("x", "delta", 64) == 0 and not table.get("x", "delta", 64).verdict
+    assert table.value("x", "delta", 64) == 0
+    assert not table.get("x", "delta", 64).verdict
 
 
-@pytest.mark.parametrize("failed, word", [(128, "inconclusive"), (512, "held"), (32, "held")])
+@pytest.mark.parametrize(
+    "failed, word",
+    [
+        (128, "inconclusive"),
+        (512, "held"),
+        (32, "held"),
+    ],
+)
 def test_missing_shorter_length_stops_testing(failed, word):
     assert words({256: (0.0, 0.001)}, failed=[failed]) == [word]
 

@@ -65,11 +65,7 @@ def load_in_fresh_process(root: Path) -> dict[str, dict]:
     repository."""
     script = Path(__file__).with_name("fresh_process.py").read_text(encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {
-        "HF_HOME": str(root.parent / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment |= {"HF_HOME": str(root.parent / "hf"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", script, str(root)],
         cwd=root.parent,

@@ -38,9 +38,8 @@ def run(tmp_path):
 
 def parity_of(folder: Path) -> dict[int, float]:
     """The lengths and differences in a model card."""
-    rows = re.findall(
-        r"^\| *([\d,]+) *\| *([\d.e+-]+) *\|", (folder / "README.md").read_text(), re.M
-    )
+    card = (folder / "README.md").read_text()
+    rows = re.findall(r"^\| *([\d,]+) *\| *([\d.e+-]+) *\|", card, re.M)
     return {int(length.replace(",", "")): float(difference) for length, difference in rows}
 
 
@@ -91,7 +90,7 @@ def test_average_and_last_weights(tmp_path, call):
     ema.update(1, torch.tensor(False))
     tensors = {"model": weights_of(model), "average": ema.means}
     save_snapshot(run, Snapshot(8, tensors))
-    for choice, added in (("", 0.5), ("--weights last", 1), ("--step 7", 0)):
+    for choice, added in (("", 0.5), ("--weights last", 1)):
         out = tmp_path / f"exported {choice}"
         call(export_model.main, run, "--multiples", 1, "--out", out, *choice.split())
         found = load_file(out / "model.safetensors")["model.embed_tokens.weight"]
@@ -126,22 +125,19 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InteropError, match=r"transformers .*\[interop\]"):
         export_folder(loaded, tmp_path / "out")
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["export", "import"])
 def test_places_that_cannot_be_written(kind, run, tmp_path, monkeypatch, call):
     """Refused before the run or the checkpoint is read."""
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "dangling").symlink_to(tmp_path / "absent")
-    (tmp_path / "file").write_text("")
+    out = tmp_path / "dangling"
+    out.symlink_to(tmp_path / "absent")
     script = import_model if kind == "import" else export_model
     source = "hf:absent" if kind == "import" else run
     monkeypatch.setattr(Run, "load", None)
-    for place in ("file", "file/out", "loop/out", "dangling", "x" * 300):
-        out = str(tmp_path / place)
-        with pytest.raises(InteropError, match=re.escape(out)):
-            call(script.main, source, "--out", out)
+    with pytest.raises(InteropError, match=re.escape(str(out))):
+        call(script.main, source, "--out", out)
 
 
 @pytest.mark.parametrize("kind", ["export", "import"])

@@ -16,7 +16,7 @@ from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from scripts.docs import support_matrix
 from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write
 from tests.interop.export.measured import record, trained
-from tests.model.zoo import CASES, MIXER_CASES, TRAIN, V, build, settings_of
+from tests.model.zoo import CASES, MIXER_CASES, TRAIN, V, build, close, settings_of
 
 # Ways in which a scheme acts on attention and on the cache.
 QUICK = [
@@ -155,7 +155,7 @@ def test_a_cache_of_unknown_length_grows(wrapper):
         past = out.past_key_values
         parts.append(out.logits)
     assert past.get_seq_length() == 600
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
+    close(torch.cat(parts, 1), whole, atol=1e-5)
 
 
 @torch.no_grad()
@@ -164,12 +164,8 @@ def test_beam_search_with_and_without_a_cache(wrapper):
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
     for attention_mask in (None, mask):
-        options = {
-            "attention_mask": attention_mask,
-            "num_beams": 3,
-            "max_new_tokens": 6,
-            "pad_token_id": 0,
-        }
+        options = {"attention_mask": attention_mask, "num_beams": 3, "max_new_tokens": 6}
+        options["pad_token_id"] = 0
         cached, recomputed = (wrapper.generate(ids, use_cache=c, **options) for c in (True, False))
         assert cached.tolist() == recomputed.tolist()
 
@@ -180,7 +176,7 @@ def test_right_padding_does_not_change_logits(wrapper):
     mask = torch.ones_like(ids)
     mask[1, 8:] = 0
     found = wrapper(ids, attention_mask=mask).logits[1, :8]
-    torch.testing.assert_close(found, wrapper(ids[1:, :8]).logits[0], rtol=0, atol=1e-5)
+    close(found, wrapper(ids[1:, :8]).logits[0], atol=1e-5)
 
 
 def test_unsupported_inputs_are_refused(wrapper):

@@ -2,19 +2,18 @@
 absorb."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from interop.export.classes import choose_class
 from interop.export.files import write_model
 from interop.export.parity import measure, parity_lengths
+from tests.files import table
 from tests.interop.export.exported import CONTROLS
 from tests.model.zoo import build
 
-MODELS = yaml.safe_load(Path(__file__).with_name("classes.yaml").read_text(encoding="utf-8"))
+MODELS = table("interop/export/classes.yaml")
 # One of each class, and a scaled table without a kind in transformers.
 QUICK = {"p_rope", "mup", *{keys["class"]: name for name, keys in MODELS.items()}.values()}
 

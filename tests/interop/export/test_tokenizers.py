@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -12,9 +11,10 @@ from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.export.tokenizer import PROBES, fast_tokenizer, write_tokenizer
+from tests.files import ROOT
 from tests.sentencepiece_models import LOSSLESS_BPE, sentencepiece_model
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = ROOT / "docs"
 TEXTS = [
     (DOCS / name).read_text(encoding="utf-8")[:20_000] for name in ("positions.md", "training.md")
 ]

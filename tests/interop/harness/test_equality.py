@@ -30,7 +30,14 @@ GREEDY = {"max_gen_toks": 20, "until": ["a", "\n"], "do_sample": False}
 PROMPTS = ["Once upon a time", "Lily saw", TEXT * 8]
 
 
-@pytest.mark.parametrize(("batch", "bos"), [(1, True), (5, True), (5, False)])
+@pytest.mark.parametrize(
+    ("batch", "bos"),
+    [
+        (1, True),
+        (5, True),
+        (5, False),
+    ],
+)
 def test_requests_of_every_kind(batch, bos, tmp_path):
     """Without BOS the prefix is EOS, and texts do not begin with BOS."""
     run = run_at(tmp_path / "run", bos=bos)

@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.files import ROOT
 
 
 def test_models_of_the_harness_are_registered_too():

@@ -48,9 +48,8 @@ def verdict(file: Path, results: Path) -> tuple[str, dict[str, tuple[float, floa
             values = [of_seed(settings["value"], own, seed, axes, fixed) for seed in seeds]
             written = [row for row in own if not row["evaluation"]]
             for seed, value, row in zip(seeds, values, written, strict=True):
-                assert row["seed"] == seed and math.isclose(
-                    float(row["value"]), value, abs_tol=1e-9
-                )
+                assert row["seed"] == seed
+                assert math.isclose(float(row["value"]), value, abs_tol=1e-9)
             error = math.sqrt(sum(float(row["error"]) ** 2 for row in written) / len(written))
             spread = max(float(stats.tstd(values)), error)
             estimate = sum(values) / len(values)

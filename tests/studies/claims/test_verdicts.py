@@ -38,30 +38,38 @@ def solved(*counts: int, n: int = 16, delta: float = 0.25, **more) -> PrimaryCom
 
 
 @pytest.mark.parametrize(
-    ("primaries", "verdict"),
+    ("means", "more", "verdict"),
     [
-        ([comparison(*around(0.6))], REPRODUCED),
-        ([comparison(*around(0.6)), comparison(*around(0.7))], REPRODUCED),
-        ([comparison(*around(0.6)), comparison(*around(0.4))], REFUTED),
-        ([comparison(*around(-0.6))], REFUTED),
-        ([comparison(*around(0.5))], SIGN_ONLY),
-        ([comparison(*around(0.6)), comparison(*around(0.5))], SIGN_ONLY),
-        ([comparison(*around(0.5, spread=0.3))], INCONCLUSIVE),
-        ([comparison(*around(0.1), difference=False)], REPRODUCED),
-        ([comparison(*around(-0.6), difference=False)], REFUTED),
-        ([comparison(*around(0.6), difference=False)], REFUTED),
-        ([comparison(*around(-0.5), difference=False)], INCONCLUSIVE),
-        ([comparison(*around(0.6), error=1.0)], INCONCLUSIVE),  # the evaluation is too noisy
-        ([solved(16, 0)], REPRODUCED),
-        ([solved(16, 8)], INCONCLUSIVE),
-        ([solved(0, 16)], REFUTED),
-        ([solved(16, delta=0.75)], REPRODUCED),
-        ([solved(8, delta=0.75)], SIGN_ONLY),
-        ([solved(3, delta=0.75)], REFUTED),
+        ([0.6], {}, REPRODUCED),
+        ([0.6, 0.7], {}, REPRODUCED),
+        ([0.6, 0.4], {}, REFUTED),
+        ([-0.6], {}, REFUTED),
+        ([0.5], {}, SIGN_ONLY),
+        ([0.6, 0.5], {}, SIGN_ONLY),
+        ([0.1], {"difference": False}, REPRODUCED),
+        ([-0.6], {"difference": False}, REFUTED),
+        ([0.6], {"difference": False}, REFUTED),
+        ([-0.5], {"difference": False}, INCONCLUSIVE),
+        ([0.6], {"error": 1.0}, INCONCLUSIVE),  # the evaluation is too noisy
     ],
 )
-def test_verdicts(primaries, verdict):
-    assert decide(primaries) == verdict
+def test_verdicts(means, more, verdict):
+    assert decide([comparison(*around(mean), **more) for mean in means]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("counts", "delta", "verdict"),
+    [
+        ([16, 0], 0.25, REPRODUCED),
+        ([16, 8], 0.25, INCONCLUSIVE),
+        ([0, 16], 0.25, REFUTED),
+        ([16], 0.75, REPRODUCED),
+        ([8], 0.75, SIGN_ONLY),
+        ([3], 0.75, REFUTED),
+    ],
+)
+def test_verdicts_of_solved_seeds(counts, delta, verdict):
+    assert decide([solved(*counts, delta=delta)]) == verdict
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.0125])
@@ -94,8 +102,10 @@ def test_holm():
 
 
 def test_one_in_eight_runs_may_fail_to_learn():
-    assert enough_learned([True] * 7 + [False]) and not enough_learned([True] * 6 + [False] * 2)
-    assert enough_learned([True] * 14 + [False] * 2) and not enough_learned([True, True, False])
+    assert enough_learned([True] * 7 + [False])
+    assert not enough_learned([True] * 6 + [False] * 2)
+    assert enough_learned([True] * 14 + [False] * 2)
+    assert not enough_learned([True, True, False])
 
 
 def rates(draw) -> dict[str, float]:
@@ -105,7 +115,14 @@ def rates(draw) -> dict[str, float]:
     return {word: verdicts.count(word) / CLAIMS for word in (REPRODUCED, REFUTED)}
 
 
-@pytest.mark.parametrize(("n", "m"), [(8, 1), (8, 2), (16, 1)])
+@pytest.mark.parametrize(
+    ("n", "m"),
+    [
+        (8, 1),
+        (8, 2),
+        (16, 1),
+    ],
+)
 def test_detectable_effects_are_found_at_80_percent(n, m):
     effect = DELTA + detectable(n, m)
 

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from errors import StudyError
 from studies.report.study_report import findings as findings_of
 from studies.report.study_report import write_report
 from tests.artists import ends
@@ -58,18 +57,19 @@ def findings(record: dict) -> str:
 
 
 def test_the_page_is_accessible_and_needs_no_network(write):
-    page, text = write(with_others(results(seen=2, schemes=("rope", "window", "alibi"))))
-    assert page.open == [] and len(page.ids) == len(set(page.ids))
-    local = [link for link in page.links if not link.startswith("data:")]
-    assert {link[1:] for link in local if link.startswith("#")} <= set(page.ids)
-    files = {"report.md", "results.csv", "results.json"}
-    assert {link for link in local if not link.startswith("#")} == files
+    page, text = write(with_others(results(schemes=("rope", "window", "alibi"))))
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    anchors = {f"#{name}" for name in page.ids}
+    local = {link for link in page.links if not link.startswith("data:")}
+    assert local - anchors == {"report.md", "results.csv", "results.json"}
     assert not {tag for tag, _ in page.tags} & {"script", "iframe"}
     images = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(images) == 6 and all(len(image["alt"]) > 60 for image in images)
+    assert len(images) == 6
+    assert all(len(image["alt"]) > 60 for image in images)
     heads = [attributes for tag, attributes in page.tags if tag == "th"]
-    assert heads and all(head.get("scope") in ("row", "col") for head in heads)
-    assert len(re.findall(r"\]\(figures/[\w.]+\.png\)", text)) == 6
+    assert heads
+    assert all(head.get("scope") in ("row", "col") for head in heads)
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
@@ -87,7 +87,7 @@ def test_the_lead_states_the_findings(write):
 
 
 def test_numbers_are_printed_once_and_belong_to_the_table(write, tmp_path):
-    _, text = write(results(seen=2))
+    _, text = write(results())
     rows = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
     rows = rows[rows.seed.isna() & rows["where"].isna()].set_index(["variant", "metric", "length"])
     printed = {}
@@ -109,8 +109,7 @@ def test_numbers_are_printed_once_and_belong_to_the_table(write, tmp_path):
     sample = delta[["scheme", "method", "verdict", "seeds", "units", "family", "level"]].tolist()
     assert sample == ["rope", "yarn", "broken", "3", 9, 32, 0.95]
     assert "256 tokens" in rows.note["learned", "failure", 512]
-    costs = "1,245,097 | 2,048,000 | 8.1e+06 | 1.66e+13 | 4.610 | 5,990 | 301 | 858 |"
-    assert f"| rope | {costs}" in text  # means of 3 seeds
+    assert "| rope | 1,245,097 | 2,048,000 | 8.1e+06 |" in text  # means of 3 seeds
 
 
 def test_variants_without_intervals_are_in_no_claim():
@@ -128,11 +127,9 @@ def test_undertrained_schemes_are_reported(write, figures):
             cell["evaluations"]["long"]["unigram_unit_nll"] = [unigram] * 9
         assert "undertrained: rope, rope + yarn and none" in findings(record)
     _, text = write(record)
-    assert "| none † |" in text and "† Undertrained: less than 0.5 nats" in text
+    assert "| none † |" in text
     labels = {end.name for end in ends(figures["nll_by_length"].axes[0])}
     assert {"rope †", "rope + yarn †", "none †"} <= labels
-    names = [label.get_text() for label in figures["difference"].axes[0].get_yticklabels()]
-    assert "none †" in names
 
 
 def test_an_unfinished_study_has_a_report(write):
@@ -149,9 +146,3 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
     assert stored == sorted(files[0])
     for a, b in zip(*files, strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
-
-
-def test_invalid_results_write_no_files(tmp_path):
-    with pytest.raises(StudyError):
-        write_report({"format": 1}, tmp_path / "new")
-    assert not (tmp_path / "new").exists()

@@ -13,7 +13,7 @@ from studies.report.study_report import findings
 from studies.results.loss_comparison import derive
 from studies.results.losses import read_losses
 from studies.results.stored import read_study
-from tests.studies.synthetic import L0, LENGTHS, TRUTH, YARN, results
+from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
 
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
 VERDICTS = 9 * 4 - 4  # kerple failed but counts; learned positions have no longer lengths
@@ -135,18 +135,13 @@ def test_verdicts_follow_the_truth(comparison):
     assert ends == {"rope + yarn": (512, 1024), "window": (4096, None), "fox": (None, None)}
 
 
-def test_context_reach_and_gains_per_doubling_of_every_variant():
+def test_gains_per_doubling_of_every_variant():
     comparison = derived(results(noise=1e-4))
-    changes = {name: (0.0, *change) for name, (_, change) in TRUTH.items() if change}
-    changes |= {"rope + yarn": YARN}
-    for name in filter(comparison.claims, comparison.names):
+    for name in filter(comparison.claims, TRUTH):
         steps = comparison.table.select("gain_per_doubling", name)
-        gains = [a - b for a, b in pairwise(changes[name])]
+        gains = [a - b for a, b in pairwise((0.0, *TRUTH[name][1]))]
         assert [row.value for row in steps] == pytest.approx(gains, abs=0.011)
-    reach = {row.variant: row.value for row in comparison.table.select("context_reach")}
-    # alibi improves by 0.005 to 0.01 a doubling: 0.03 nats from 256 to 4,096, 0.02 from 512
-    assert reach.pop("alibi") in (512, 1024)
-    assert reach == dict.fromkeys(("rope", "rope + yarn", "none", "window", "sinusoidal"), L0)
+    assert comparison.table.value("rope", "context_reach") == L0
 
 
 @pytest.mark.parametrize("size", [{"units": 5}, {"seeds": 2}])
@@ -155,31 +150,13 @@ def test_too_few_units_or_seeds_are_points(size):
     words = {word for name in comparison.names for word in verdicts(comparison, name)}
     assert words == {"points only"}
     assert all(math.isnan(row.low) for row in comparison.table.select("difference"))
-    assert not comparison.table.select("held_to") and not comparison.table.select("break_point")
-
-
-@pytest.mark.parametrize("seen", [0, 2, 9])
-def test_units_seen_in_training_are_reported_separately(seen):
-    record = results(seen=seen)
-    comparison = derived(record)
-    if seen != 2:
-        assert not comparison.table.select("gain", where="seen")
-        return
-    gain = nll_of(record, "rope", L0) - nll_of(record, "rope", 4096)
-    row = comparison.table.get("rope", "gain", 4096, "unseen")
-    assert mean_and_half(row) == pytest.approx(two_way(gain[:, 2:]))
-    row = comparison.table.get("rope", "gain", 4096, "seen")
-    assert row.value == pytest.approx(gain[:, :2].mean()) and math.isnan(row.low)
+    assert not comparison.table.select("held_to")
+    assert not comparison.table.select("break_point")
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("targets_hash", "ff" * 32),
-        ("corpus_hash", "ee" * 32),
-        ("dtype", "bfloat16"),
-        ("trained_length", 128),
-    ],
+    [("targets_hash", "ff" * 32), ("dtype", "bfloat16"), ("trained_length", 128)],
 )
 def test_results_that_cannot_be_compared_are_excluded(record, key, value):
     other = copy.deepcopy(record)
@@ -205,7 +182,14 @@ def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
     assert derived(record).table.value("window", "context_reach") == 2048
 
 
-@pytest.mark.parametrize("off, has_verdict", [(0.0019, True), (0.0021, False), (-0.0021, False)])
+@pytest.mark.parametrize(
+    "off, has_verdict",
+    [
+        (0.0019, True),
+        (0.0021, False),
+        (-0.0021, False),
+    ],
+)
 @pytest.mark.parametrize("method", ["trained", "yarn"])
 def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(
     record, off, has_verdict, method
@@ -236,18 +220,10 @@ def test_other_axes_form_groups_that_are_compared_separately():
         assert ours.seeds == theirs.seeds == "3"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda r: r.update(format=2), "format 2"),
-        (lambda r: r.pop("cells"), "format 1"),
-    ],
-)
-def test_invalid_results_files_are_rejected(record, change, words):
-    bad = copy.deepcopy(record)
-    change(bad)
-    with pytest.raises(StudyError, match=words):
-        derived(bad)
+def test_invalid_results_files_are_rejected(record):
+    for bad, words in ((record | {"format": 2}, "format 2"), ({"format": 1}, "format 1")):
+        with pytest.raises(StudyError, match=words):
+            derived(bad)
 
 
 def test_read_gains_of_repeated_text(record):

@@ -53,15 +53,14 @@ def test_the_last_line_of_a_step_counts(tmp_path):
     folder = make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step)
     run = read_curves(folder, "r", 0.02)
     losses = values(run, "loss")
-    assert list(losses) == list(range(1, 41)) and math.isnan(losses[30])
+    assert list(losses) == list(range(1, 41))
+    assert math.isnan(losses[30])
     assert [losses[step] for step in range(1, 30)] == [8 / step for step in range(1, 30)]
     held_out = run.of("held_out")[["length", "step", "value"]].to_numpy().tolist()
     assert held_out == [[16, 40, 2.0], [32, 40, 3.4]]
     assert list(values(run, "resumed")) == [0, 20]
     assert values(run, "change") == {25: "model.position.scaling={name: drop}", 29: "32 tokens"}
-    assert dict(zip(run.table.step, run.table.tokens, strict=True)) == {
-        step: 100 * step for step in range(41)
-    }
+    assert (run.table.tokens == 100 * run.table.step).all()
 
 
 def test_losses_are_smoothed_over_centered_windows(tmp_path):
@@ -78,7 +77,6 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert plot_run.main() == 0
     assert "tokenizers differ" in capsys.readouterr().err
     assert out.stat().st_size > 10_000
-    assert out.with_suffix(".svg").exists()
     rows = pd.read_csv(out.with_suffix(".csv"), dtype={"length": str}, keep_default_na=False)
     values = rows.set_index(["run", "measure", "length", "step"]).value
     assert float(values["a/run", "loss", "", 40]) == 0.2
@@ -87,10 +85,7 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert values["a/run", "forked", "", 20] == "stem"
     axes = training_figure([read_curves(folders[0], "one", 0.02)]).axes
     assert [end[:2] for end in ends(axes[0])] == [("one", "0.200")]
-    assert ("one, 16 (1 × L0)", "2.000") in [end[:2] for end in ends(axes[1])]
-    low, high = axes[0].get_ylim()
-    assert low < 0.2
-    assert 2 < high < 8  # the first tenth of the tokens is clipped
+    assert 2 < axes[0].get_ylim()[1] < 8  # the first tenth of the tokens is clipped
 
 
 def test_invalid_runs_are_rejected(tmp_path):
@@ -105,7 +100,6 @@ def test_invalid_runs_are_rejected(tmp_path):
     ("paths", "names"),
     [
         (["a/run", "b/run"], ["a/run", "b/run"]),
-        (["a", "b"], ["a", "b"]),
         (["tiny-0123456789", "tiny-alibi-abcdef0123"], ["tiny", "tiny-alibi"]),
         (["tiny-0123456789", "tiny-abcdef0123"], ["tiny-0123456789", "tiny-abcdef0123"]),
         (["a", "a/../a"], None),

@@ -10,8 +10,10 @@ import pytest
 
 from studies.running.cell_work import CellWork
 from studies.running.children import start_child, value_of
-from tests.studies.forks import call, exit_status, fork_call, wait_until
-from tests.studies.test_study import lasting, results
+from tests.files import results_of
+from tests.processes import wait_until
+from tests.studies.forks import call, exit_status, fork_call
+from tests.studies.test_study import lasting
 
 TOKENS = 3840  # 20 steps, a checkpoint every 3
 CELL = "scheme=rope,seed=0"
@@ -45,13 +47,14 @@ def test_an_interrupted_study_resumes_to_the_same_results(
     os.kill(child, number)
     status = exit_status(child)
     if number == signal.SIGKILL:
-        assert status == -signal.SIGKILL and not (tmp_path / "study" / "results.json").exists()
+        assert status == -signal.SIGKILL
+        assert not (tmp_path / "study" / "results.json").exists()
     else:
         assert status == 128 + signal.SIGINT
-        assert results(tmp_path / "study")["cells"][0]["status"] == "pending"
+        assert results_of(tmp_path / "study")["cells"][0]["status"] == "pending"
     assert call(monkeypatch, *arguments) == 0
-    assert lasting(results(tmp_path / "study")) == lasting(results(whole))
-    assert results(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
+    assert lasting(results_of(tmp_path / "study")) == lasting(results_of(whole))
+    assert results_of(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
 
 
 def fail(error: BaseException) -> int:
@@ -133,14 +136,14 @@ def test_a_cell_that_crashes_is_named(write_study, tmp_path, monkeypatch, capsys
     words = [write_study(), "--only", CELL, "--run-dir", tmp_path]
     assert call(monkeypatch, *words) == 1
     assert f"{CELL} failed: ended by SIGKILL" in capsys.readouterr().err
-    assert results(tmp_path)["cells"][0]["status"] == "failed"
+    assert results_of(tmp_path)["cells"][0]["status"] == "failed"
 
 
 def test_cells_that_do_not_fit_into_the_time_are_left(write_study, tmp_path, monkeypatch, capsys):
     words = [write_study(), "--run-dir", tmp_path, "--hours", 1e-5]
     assert call(monkeypatch, *words) == 0
     assert "4 left for later" in capsys.readouterr().err
-    assert {cell["status"] for cell in results(tmp_path)["cells"]} == {"pending"}
+    assert {cell["status"] for cell in results_of(tmp_path)["cells"]} == {"pending"}
 
 
 def test_processes_divide_the_cells_of_a_study(write_study, tmp_path):
@@ -148,6 +151,6 @@ def test_processes_divide_the_cells_of_a_study(write_study, tmp_path):
     arguments = [write_study(), "--run-dir", folder]
     children = [fork_call(tmp_path / f"log{i}", *arguments) for i in range(2)]
     assert [exit_status(child) for child in children] == [0, 0]
-    cells = results(folder)["cells"]
+    cells = results_of(folder)["cells"]
     assert [cell["status"] for cell in cells] == ["done"] * 4
     assert [cell["timing"]["attempts"] for cell in cells] == [1] * 4

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import yaml
 
 from data.tokenizers import ByteTokenizer
 from errors import ConfigError, StudyError
@@ -15,7 +16,9 @@ from settings.load import dump, load_settings
 from studies.grid import cells_of, running_order
 from studies.running.plan import StudyPlanner
 from studies.study_settings import StudySettings
+from tests.files import table
 
+REFUSED = table("studies/running/refused.yaml")
 TEXT = """
 base: [base.yaml, training.tokens=1M]
 grid:
@@ -43,40 +46,28 @@ def test_every_combination_is_a_cell_in_the_order_of_the_axes(load):
     ]
     assert [cell.index for cell in cells] == list(range(12))
     both = ("base.yaml", "training.tokens=1M")
-    assert cells[0].arguments == (
-        *both,
-        "a.yaml",
-        "model.position.theta=500",
-        "seed=9",
-        "train_length=64",
-    )
+    rope = ("a.yaml", "model.position.theta=500")
+    assert cells[0].arguments == (*both, *rope, "seed=9", "train_length=64")
     assert cells[7].arguments == (*both, "b.yaml", "seed=10", "train_length=128")
     assert cells[8].arguments == (*both, "seed=9", "train_length=64")  # a label without overrides
 
 
 def test_listed_values_are_their_own_labels(load):
-    cells = cells_of(
-        load(
-            "grid: {training.tokens: [1M, 2_000], model.tie_embeddings: [true], "
-            "training.grad_clip: [null, 0.5]}"
-        )
-    )
+    cells = cells_of(load("grid: {training.tokens: [1M, 2_000], training.grad_clip: [null]}"))
     assert [cell.arguments for cell in cells] == [
-        (f"training.tokens={tokens}", "model.tie_embeddings=true", f"training.grad_clip={clip}")
-        for tokens, clip in itertools.product(["1M", "2000"], ["null", "0.5"])
+        ("training.tokens=1M", "training.grad_clip=null"),
+        ("training.tokens=2000", "training.grad_clip=null"),
     ]
 
 
 def test_skip_excludes_cells_that_match_on_all_axes(load):
     skip = "\nskip: [{scheme: [rope, none], seed: 10}, {scheme: plain, train_length: [long]}]"
-    left = {cell.id for cell in cells_of(load(TEXT + skip))}
-    everything = {cell.id for cell in cells_of(load())}
-    out = {
-        i
-        for i in everything
-        if ("plain" not in i and "seed=10" in i) or ("plain" in i and "long" in i)
-    }
-    assert left == everything - out and len(out) == 6
+    expected = set()
+    for cell in cells_of(load()):
+        is_plain = cell.axes["scheme"] == "plain"
+        if "long" not in cell.id if is_plain else "seed=10" not in cell.id:
+            expected.add(cell.id)
+    assert {cell.id for cell in cells_of(load(TEXT + skip))} == expected
     with pytest.raises(StudyError, match="skip"):
         cells_of(load(TEXT + "\nskip: [{seed: [9, 10]}]"))
 
@@ -85,11 +76,6 @@ def test_cells_of_the_first_seed_run_first(load):
     study = load()
     order = [cell.axes["seed"] for cell in running_order(cells_of(study), study)]
     assert order == ["9"] * 6 + ["10"] * 6
-    assert {cell.axes["scheme"] for cell in running_order(cells_of(study), study)[:6]} == {
-        "rope",
-        "none",
-        "plain",
-    }
 
 
 def test_dumped_settings_load_equal(load, tmp_path):
@@ -100,49 +86,10 @@ def test_dumped_settings_load_equal(load, tmp_path):
     assert load_settings(StudySettings, [str(tmp_path / "again.yaml")]) == study
 
 
-BAD = {
-    "grid: {}": "grid is empty",
-    "grid: 3": "grid must map axes to labels",
-    "grid: [seed]": "grid must map axes to labels",
-    "grid: {seed: []}": "grid.seed is empty",
-    "grid: {seed: [0, 0]}": "grid.seed has duplicate",
-    "grid: {a/b: [1]}": "grid.a/b is part of a directory name",
-    "grid: {scheme: {'x,y': []}}": "grid.scheme.x,y is part of a directory name",
-    "grid: {scheme: {'..': []}}": "grid.scheme... is part of a directory name",
-    "grid: {scheme: [{name: rope}]}": "needs a label",
-    "grid: {seed: [0]}\nskip: [{sede: 0}]": "skip.0.sede is not an axis",
-    "grid: {seed: [0]}\nskip: [{seed: 3}]": "3 not among 0",
-    "grid: {seed: [0]}\nevaluations: {a: {skip: [{seed: 9}]}}": r"evaluations.a.skip.0.seed: 9 not "
-    r"among 0",
-    "grid: {seed: [0]}\nskip: [{}]": "skip.0 is empty",
-    "grid: {seed: [0]}\nskip: seed": "must be a list of mappings",
-    "grid: {seed: [0]}\nvariants: {x: {scheme: rope}}": "needs an axis `scheme`",
-    "grid: {scheme: {rope: []}}\nvariants: {x: {scheme: rpoe}}": "rpoe is not in the grid: rope",
-    "grid: {scheme: {a: [], b: []}}\nvariants: {b: {scheme: a, method: yarn}}": "variants.b has "
-    "the name",
-    "grid: {scheme: {a: [], b: []}}\nvariants: {a: {scheme: b}}": "variants.a has the name",
-    "grid: {seed: [0]}\nevaluations: {a b: {}}": "evaluations.a b must be a directory name",
-    "grid: {scheme: {rope: []}}\nreport: {baseline: none}": "report.baseline = none is not among "
-    "rope",
-    "grid: {seed: [0]}\nreport: {primary: long}": "report.primary = long is not among no "
-    "evaluations",
-    "grids: {seed: [0]}": "did you mean grid",
-}
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_invalid_study_files_are_rejected(load, text):
-    with pytest.raises(ConfigError, match=BAD[text]):
-        load(text)
-
-
-def test_all_problems_are_reported_together(load):
-    with pytest.raises(ConfigError) as caught:
-        load("grid: {seed: []}\nskip: [{sede: 0}]\nreport: {primary: long}")
-    assert all(
-        word in str(caught.value)
-        for word in ("grid.seed is empty", "skip.0.sede", "report.primary")
-    )
+@pytest.mark.parametrize(("content", "message"), REFUSED, ids=str)
+def test_invalid_study_files_are_rejected(load, content, message):
+    with pytest.raises(ConfigError, match=message):
+        load(yaml.safe_dump(content))
 
 
 def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
@@ -161,11 +108,8 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
     study = load("grid: {scheme: {linear: [model.position.scaling.name=linear]}}")
     study = study.model_copy(update={"base": [f"parent.run={parent}", "train_length=48", source]})
     (plan,) = StudyPlanner(study, tmp_path / "study", {}).plan(cells_of(study))
-    assert (plan.settings.model.dim, plan.settings.original_length, plan.settings.seed) == (
-        24,
-        24,
-        1,
-    )
+    found = plan.settings
+    assert (found.model.dim, found.original_length, found.seed) == (24, 24, 1)
     assert plan.settings.parent.hash == open_parent(parent).checkpoint.hash
     Run.create(plan.run, plan.settings, ByteTokenizer(), ["test"])
     assert StudyPlanner(study, tmp_path / "study", {}).plan(cells_of(study)) == [plan]
