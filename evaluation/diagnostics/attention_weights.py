@@ -106,7 +106,10 @@ class AttentionRecorder:
                 sums[name] = total + value, counted + count
 
     def _measured(
-        self, block: AttentionDetails, distance: Tensor, start: int
+        self,
+        block: AttentionDetails,
+        distance: Tensor,
+        start: int,
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums over a block of queries and the number of queries in them: (B, H), or (B, H,
         buckets)."""
@@ -205,7 +208,10 @@ def record_attention(
     cache = model.make_cache(rows, length)
     for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(
-            stop - start, offset=start, length=length, device=tokens.device
+            stop - start,
+            offset=start,
+            length=length,
+            device=tokens.device,
         )
         part = tokens[:, start:stop]
         if stop < length:

@@ -21,7 +21,12 @@ TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}
 
 
 def memory_needed(
-    model: Transformer, length: int, keep: int, batch: int, chunk: int, context: int = 1
+    model: Transformer,
+    length: int,
+    keep: int,
+    batch: int,
+    chunk: int,
+    context: int = 1,
 ) -> int:
     """Upper estimate of the peak bytes of one batch of windows, without the weights.
 
@@ -72,7 +77,11 @@ def blocks_at_once(model: Transformer) -> int:
     blocks = [0]
 
     def inspect(
-        views: list[AttentionView], v: Any, scale: float, normalizer: Normalizer, out: Any
+        views: list[AttentionView],
+        v: Any,
+        scale: float,
+        normalizer: Normalizer,
+        out: Any,
     ) -> None:
         kernel = choose(views, v, normalizer, device.type)
         (first, *_) = views
@@ -95,7 +104,13 @@ def blocks_at_once(model: Transformer) -> int:
 
 
 def choose_batch(
-    model: Transformer, length: int, keep: int, *, chunk: int, budget: int, context: int = 1
+    model: Transformer,
+    length: int,
+    keep: int,
+    *,
+    chunk: int,
+    budget: int,
+    context: int = 1,
 ) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
     single window does not fit."""

@@ -154,18 +154,22 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
             solved=solved,
             difference=settings.expect == "positive",
         )
-    learned = {", ".join(arm.values()): _learned(claim, arm, table) for arm in claim.arms}
-    word = decide(list(comparisons.values()))
-    p = p_value(list(comparisons.values()))
-    if not all(map(enough_learned, learned.values())):
-        word = NOT_LEARNED
-        p = 1.0
+    primaries = list(comparisons.values())
+    word = decide(primaries)
+    p = p_value(primaries)
+    learned = {}
+    for arm in claim.arms:
+        runs = _learned(claim, arm, table)
+        learned[", ".join(arm.values())] = int(runs.sum())
+        if not enough_learned(runs):
+            word = NOT_LEARNED
+            p = 1.0
     share = ALPHA / len(comparisons)
     return ClaimVerdict(
         word=word,
         comparisons=comparisons,
         ends={name: comparison.interval(share) for name, comparison in comparisons.items()},
-        learned={arm: int(runs.sum()) for arm, runs in learned.items()},
+        learned=learned,
         seeds=len(claim.seeds),
         p=p,
     )

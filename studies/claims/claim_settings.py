@@ -125,19 +125,17 @@ class ClaimSettings(StudySettings):
     @property
     def arms(self) -> list[dict[str, str]]:
         """The arms that the comparisons read."""
-        read = [v for each in self.comparisons.values() for v in values_in(each.value)]
-        arms = {tuple(self.arm(value).items()): self.arm(value) for value in read}
-        return list(arms.values())
+        arms = []
+        for comparison in self.comparisons.values():
+            for value in values_in(comparison.value):
+                arm = self.arm(value)
+                if arm not in arms:
+                    arms.append(arm)
+        return arms
 
     def conditions(self, arm: dict[str, str]) -> list[LearnedSettings]:
         """The conditions of an arm."""
-        return [
-            each
-            for each in self.learned
-            if all(
-                str(each.value[axis]) == label for axis, label in arm.items() if axis in each.value
-            )
-        ]
+        return [each for each in self.learned if self.arm(arm | each.value) == arm]
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClaimSettings":

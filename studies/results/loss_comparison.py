@@ -20,13 +20,7 @@ from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.seeds import change, compare
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 from studies.results.losses import Rows, StudyLosses, unit_nll
-from studies.results.stored import (
-    CONFIDENCE,
-    TOLERANCE,
-    StoredStudy,
-    StudyVariant,
-    title_of,
-)
+from studies.results.stored import StoredStudy, StudyVariant, title_of
 
 
 @dataclass(kw_only=True)
@@ -69,7 +63,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     units = facts["units"]
     unigram = facts.get("unigram_unit_nll")
     variants = {v.name: v for v in losses.variants if v.name in losses.reference}
-    primary = [n for n in declared.get("lengths") or losses.lengths if n in losses.lengths]
+    primary = [n for n in declared["lengths"] or losses.lengths if n in losses.lengths]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     absent = losses.missing.keys() - losses.failed
     judged = [
@@ -78,7 +72,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         for length in losses.lengths
         if length > facts["trained_length"] and (variant.name, length) not in absent
     ]
-    differences = declared.get("family") or (len(losses.variants) - 1) * len(primary)
+    differences = declared["family"] or (len(losses.variants) - 1) * len(primary)
     r = LossComparison(
         title=title_of(losses.name, losses.group),
         place={"evaluation": losses.name, **dict(losses.group)},
@@ -94,8 +88,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         primary=primary,
         family=max(1, len(judged)),
         difference_family=max(1, differences),
-        tolerance=declared.get("tolerance") or facts.get("tolerance") or TOLERANCE,
-        confidence=declared.get("confidence") or facts.get("confidence") or CONFIDENCE,
+        tolerance=declared["tolerance"],
+        confidence=declared["confidence"],
         unigram=None if unigram is None else float(np.mean(unigram)),
     )
     for name in variants:
@@ -180,7 +174,10 @@ def _add_repeated(r: LossComparison, name: str) -> None:
 
 
 def _add_difference(
-    r: LossComparison, variant: StudyVariant, baseline: StudyVariant, length: int
+    r: LossComparison,
+    variant: StudyVariant,
+    baseline: StudyVariant,
+    length: int,
 ) -> None:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = r.losses.rows.get((variant.name, length), {})
