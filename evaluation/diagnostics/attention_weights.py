@@ -146,8 +146,8 @@ class AttentionRecorder:
         }
         out = {}
         for name, (values, counted) in measured.items():
-            total_value = torch.where(counted, values.double(), 0.0).sum(-1)
-            out[name] = (total_value, counted.sum(-1))
+            summed = torch.where(counted, values.double(), 0.0).sum(-1)
+            out[name] = (summed, counted.sum(-1))
         edges = self.edges.to(distance.device)
         bucket = torch.bucketize(distance.clamp(min=0), edges, right=True) - 1
         uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]

@@ -228,8 +228,7 @@ class CellSession(ABC):
             total = sum(cell.tokens for cell in missing)
             with self.console.bar("evaluating", total=total, unit="tokens") as progress:
                 for cell in missing:
-                    tokens = cell.tokens
-                    self._measure(cell, lambda share, n=tokens: progress.advance(share * n))
+                    self._measure(cell, lambda share, n=cell.tokens: progress.advance(share * n))
         for cell in cells:
             error = self.errors.get(cell.file)
             if error is None:
@@ -310,11 +309,10 @@ class CellSession(ABC):
         if self.store is None:
             return list(distinct.values())
         # Only rank 0 reads, so that all ranks agree.
-        stored = (
-            [self.store.load(cell.key) for cell in distinct.values()] if self.ranks.main else []
-        )
+        load = self.store.load
+        stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
         missing = []
-        for cell, values in zip(distinct.values(), self.ranks.collect(stored)[0], strict=True):
+        for cell, values in zip(distinct.values(), stored, strict=True):
             if values is None:
                 missing.append(cell)
             else:

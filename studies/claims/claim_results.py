@@ -47,15 +47,16 @@ class MeasuredValues:
 
     def __init__(self, claim: ClaimSettings, cells: Sequence[dict]):
         self.claim = claim
-        self._cells = {tuple(cell["axes"].items()): cell for cell in cells}
+        self._cells = {frozenset(cell["axes"].items()): cell for cell in cells}
 
     def cell(self, value: dict, seed: str) -> dict:
         axes = self.claim.arm(value) | {SEED: seed}
-        return self._cells[tuple((axis, axes[axis]) for axis in self.claim.grid)]
+        return self._cells[frozenset(axes.items())]
 
     def evaluation(self, value: dict, seed: str) -> str:
         """The evaluation that a value names, or the first one of its cell."""
-        return value.get("evaluation") or next(iter(self.cell(value, seed)["evaluations"]))
+        name = value.get("evaluation")
+        return name or next(iter(self.cell(value, seed)["evaluations"]))
 
     def row(self, value: dict, seed: str) -> dict:
         """The stored row of a value. Raises StudyError if it was not measured."""

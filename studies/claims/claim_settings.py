@@ -160,8 +160,9 @@ class ClaimSettings(StudySettings):
         for name, comparison in comparisons.items():
             for value in values_in(comparison.value):
                 problems += self._value_problems(f"primary.{name}", value)
-                absent = [a for a in self.axes if a not in value and len(self.grid[a]) > 1]
-                problems += [f"primary.{name}: {value} names no {axis}" for axis in absent]
+                for axis in self.axes:
+                    if axis not in value and len(self.grid[axis]) > 1:
+                        problems.append(f"primary.{name}: {value} names no {axis}")
             if comparison.solved is not None and not _is_of_arms(comparison.value):
                 problems.append(f"primary.{name}.solved requires a value of an arm or minus of two")
         for condition in self.learned:

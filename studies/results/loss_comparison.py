@@ -63,7 +63,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     units = facts["units"]
     unigram = facts.get("unigram_unit_nll")
     variants = {v.name: v for v in losses.variants if v.name in losses.reference}
-    primary = [n for n in declared["lengths"] or losses.lengths if n in losses.lengths]
+    asked = declared["lengths"] or losses.lengths
+    primary = [length for length in asked if length in losses.lengths]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     absent = losses.missing.keys() - losses.failed
     judged = [
@@ -149,7 +150,13 @@ def _add_reach(r: LossComparison, name: str) -> None:
     # Without overlap a longer window also has fewer targets with little context.
     if losses.facts["protocol"] == "non-overlapping" or not r.is_precise(name):
         return
-    rows = {n: losses.rows[name, n] for n in losses.lengths if (name, n) in losses.rows}
+    rows = {}
+    failed = []
+    for length in losses.lengths:
+        if (name, length) in losses.rows:
+            rows[length] = losses.rows[name, length]
+        if (name, length) in losses.failed:
+            failed.append(length)
     if len(rows) < 2:
         return
     *shorter, longest = rows.values()
@@ -157,8 +164,11 @@ def _add_reach(r: LossComparison, name: str) -> None:
     if not seeds:
         return
     nll = {length: unit_nll(measured, seeds) for length, measured in rows.items()}
-    failed = [n for n in losses.lengths if (name, n) in losses.failed]
-    add_reach(r.table, name, list(nll), lambda a, b: nll[a] - nll[b], r.rules, failed)
+
+    def gain(a: int, b: int) -> np.ndarray:
+        return nll[a] - nll[b]
+
+    add_reach(r.table, name, list(nll), gain, r.rules, failed)
 
 
 def _add_repeated(r: LossComparison, name: str) -> None:

@@ -195,7 +195,6 @@ def _timing(plan: PlannedCell, manifest: dict, lines: list[dict]) -> dict:
         "peak_memory_bytes": max((line.get("peak_memory_bytes", 0) for line in lines), default=0)
         or None,
         "machine": attempts[-1].get("machine"),
-        "commit": attempts[-1].get("commit"),
         "attempts": len(attempts),
     }
 
