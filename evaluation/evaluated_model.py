@@ -114,16 +114,12 @@ class EvaluatedModel:
         return schemes
 
     def absent_cells(
-        self,
-        methods: Sequence[Method],
-        lengths: Sequence[int],
-        refuse: bool,
-        ends: Mapping[int, int] | None = None,
+        self, methods: Sequence[Method], lengths: Mapping[int, int], refuse: bool
     ) -> dict[CellPlace, str]:
         """The cells whose length exceeds the positions of their method, and why.
 
         Args:
-            ends: the number of positions that a length requires, where it is not the length.
+            lengths: with the number of positions that each requires.
 
         Raises EvaluationError if no cell remains at a length, with `refuse`.
         """
@@ -132,18 +128,17 @@ class EvaluatedModel:
             for method in methods
             if not method.truncates
         }
-        required = {length: (ends or {}).get(length, length) for length in lengths}
         absent = {}
         for label, limit in limits.items():
-            for length, end in required.items():
+            for length, end in lengths.items():
                 if limit is not None and end > limit:
                     absent[label, length] = f"its positions end after {limit} tokens"
-        for length, end in required.items():
+        for length, end in lengths.items():
             if refuse and all((label, length) in absent for label in limits):
                 raise EvaluationError(
                     f"length {length} requires {end} positions, and {', '.join(limits)} have at "
-                    f"most {max(limits.values())}; shorten lengths, or "
-                    "add a method that extends the positions (--matrix tries all). "
+                    f"most {max(limits.values())}; shorten lengths, or add a method that extends "
+                    "the positions (--matrix tries all). "
                     f"{legal_overrides(self.settings.model)}".rstrip()
                 )
         return absent

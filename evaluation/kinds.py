@@ -105,7 +105,11 @@ class LossEvaluation(Evaluation):
     settings: EvaluationSettings
 
     def __init__(
-        self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], *more, **options
+        self,
+        settings: EvaluationSettings,
+        runs: Sequence[EvaluatedRun],
+        *more,
+        **options,
     ):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, *more, **options)
@@ -159,7 +163,8 @@ class LossEvaluation(Evaluation):
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
+        exposure = exposure_of(run.run, run.model.step) if self.settings.exposure else None
+        return loss_report(result, analyze(result), name, exposure)
 
 
 def check_windows(settings: EvaluationSettings, trained_length: int) -> None:

@@ -39,7 +39,12 @@ class ValidationTargets(ABC):
 
     @abstractmethod
     def share(
-        self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
+        self,
+        model: Transformer,
+        length: int,
+        device: torch.device | str,
+        rank: int,
+        world: int,
     ) -> np.ndarray:
         """One rank's NLL of every target (n,): NaN where another owns it, infinite where it is not
         finite, as a scheme that fails beyond its trained length does not stop training."""
@@ -87,7 +92,12 @@ class TextTargets(ValidationTargets):
         return self.targets.hash
 
     def share(
-        self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
+        self,
+        model: Transformer,
+        length: int,
+        device: torch.device | str,
+        rank: int,
+        world: int,
     ) -> np.ndarray:
         scorer = ModelScorer(model, device=device, length=length)
         windows = fixed_windows(self.targets, length)
@@ -127,31 +137,43 @@ class ItemTargets(ValidationTargets):
         return len(self.rows.inputs)
 
     def share(
-        self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
+        self,
+        model: Transformer,
+        length: int,
+        device: torch.device | str,
+        rank: int,
+        world: int,
     ) -> np.ndarray:
         """As of one process that reads all items; so do the others."""
         nll, _ = answer_items(
-            model, self.rows, self.placed, length=length, batch=rows_of(length), device=device
+            model,
+            self.rows,
+            self.placed,
+            length=length,
+            batch=rows_of(length),
+            device=device,
         )
-        return np.where(np.isfinite(nll), nll, np.inf) if rank == 0 else np.full(len(nll), np.nan)
-
-
-def item_targets(data: GeneratedData, count: int, seed: int) -> ItemTargets:
-    """`count` held-out items at positions 0, 1, 2, ..., or those of the task."""
-    items = data.items("validation", seed)
-    rows = items.rows(np.arange(count), items.width)
-    placed = place_items(rows, PLAIN, seed, 0, np.arange(count))
-    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, count, seed]))
+        if rank != 0:
+            return np.full(len(nll), np.nan)
+        return np.where(np.isfinite(nll), nll, np.inf)
 
 
 def monitor_targets(
-    data: RunData, lengths: Sequence[int], targets: int, spans: int, seed: int
+    data: RunData,
+    lengths: Sequence[int],
+    targets: int,
+    spans: int,
+    seed: int,
 ) -> ValidationTargets:
     """The targets of a run's validation: of held-out text as `text_targets` draws them, or the
-    answers of `spans` items."""
-    if isinstance(data, GeneratedData):
-        return item_targets(data, spans, seed)
-    return text_targets(data.valid, lengths, targets, spans, seed)
+    answers of `spans` items at positions 0, 1, 2, ..., or those of the task."""
+    if not isinstance(data, GeneratedData):
+        return text_targets(data.valid, lengths, targets, spans, seed)
+    items = data.items("validation", seed)
+    index = np.arange(spans)
+    rows = items.rows(index, items.width)
+    placed = place_items(rows, PLAIN, seed, 0, index)
+    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, spans, seed]))
 
 
 def text_targets(

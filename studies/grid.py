@@ -33,8 +33,10 @@ def cells_of(study: StudySettings) -> list[GridCell]:
     for labels in itertools.product(*study.grid.values()):
         axes = dict(zip(study.grid, labels, strict=True))
         if not matches(axes, study.skip):
-            own = [word for axis, label in axes.items() for word in study.grid[axis][label]]
-            cells.append(GridCell(len(cells), axes, (*study.base, *own)))
+            arguments = list(study.base)
+            for axis, label in axes.items():
+                arguments += study.grid[axis][label]
+            cells.append(GridCell(len(cells), axes, tuple(arguments)))
     if not cells:
         raise StudyError("skip excludes every cell of the grid; remove an entry")
     return cells

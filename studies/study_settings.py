@@ -24,7 +24,8 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    return [_text(item) for item in (value if isinstance(value, list) else [value])]
+    items = value if isinstance(value, list) else [value]
+    return [_text(item) for item in items]
 
 
 def _skip_entries(entries: Any) -> Any:
@@ -159,8 +160,12 @@ class StudySettings(StrictSettings):
 
 def _labels(axis: str, value: Any) -> Any:
     if isinstance(value, dict):
-        overrides = {label: [] if own is None else own for label, own in value.items()}
-        return {label: [own] if isinstance(own, str) else own for label, own in overrides.items()}
+        overrides = {}
+        for label, own in value.items():
+            if own is None:
+                own = []
+            overrides[label] = [own] if isinstance(own, str) else own
+        return overrides
     labels = _texts(value)
     if len(set(labels)) < len(labels):
         raise ValueError(f"grid.{axis} has duplicate values: {', '.join(labels)}")

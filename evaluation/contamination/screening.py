@@ -108,11 +108,14 @@ def _merged(rows: np.ndarray) -> np.ndarray:
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     # Documents are offset on one axis, so that one running maximum serves all of them.
     gap = int(rows[:, 2].max()) + 2
-    begin = rows[:, 0] * gap + rows[:, 1]
-    end = np.maximum.accumulate(rows[:, 0] * gap + rows[:, 2])
-    new = np.append(True, begin[1:] > end[:-1] + 1)
-    stops = np.append(np.flatnonzero(new)[1:], len(rows)) - 1
-    return np.stack([rows[new, 0], rows[new, 1], end[stops] - rows[new, 0] * gap], axis=1)
+    offset = rows[:, 0] * gap
+    begin = offset + rows[:, 1]
+    end = np.maximum.accumulate(offset + rows[:, 2])
+    is_new = np.append(True, begin[1:] > end[:-1] + 1)
+    is_last = np.append(is_new[1:], True)
+    merged = rows[is_new]
+    merged[:, 2] = end[is_last] - offset[is_last]
+    return merged
 
 
 def _read(path: Path) -> Overlap | None:
@@ -125,7 +128,10 @@ def _read(path: Path) -> Overlap | None:
 
 
 def shared_text(
-    settings: ContaminationSettings, stores: EvaluationStores, tokenizer: Tokenizer, console=None
+    settings: ContaminationSettings,
+    stores: EvaluationStores,
+    tokenizer: Tokenizer,
+    console=None,
 ) -> Overlap:
     """What of the text to read is excluded."""
     unchecked = ""
@@ -196,7 +202,7 @@ def _targets_in(
     documents = windows.target_documents()
     index = windows.target_indices() + text.shift
     # documents are offset on one axis
-    gap = 1 + max(int(index.max(initial=0)), int(rows[:, 2].max()))
+    gap = 1 + int(max(index.max(initial=0), rows[:, 2].max()))
     at = documents * gap + index
     begins = rows[:, 0] * gap + rows[:, 1]
     ends = rows[:, 0] * gap + rows[:, 2]

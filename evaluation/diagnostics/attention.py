@@ -66,11 +66,11 @@ class AttentionSession(CellSession):
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
         documents = self.chosen[plan.lengths[0]].document
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
-        super().__init__(AttentionResult(**fields, plan=plan), None, console, EvaluationRanks())
+        result = AttentionResult(**fields, plan=plan)
+        lengths = {length: length for length in plan.lengths}
+        super().__init__(result, lengths, None, console, EvaluationRanks())
         if plan.note:
             self.warn(plan.note)
-        result = self.result
-        result.absent |= subject.absent_cells(result.methods, plan.lengths, refuse=True)
         self.title = f"attention in {len(result.unit)} windows"
         model = subject.under((), settings.dtype)
         result.layer_kinds = list(model.settings.layer_kinds)
@@ -92,13 +92,15 @@ class AttentionSession(CellSession):
                 chunk=self.settings.chunk,
                 windows=self.chosen[length],
             )
-            for method in self.result.methods
-            for length in self.result.plan.lengths
-            if (method.label, length) not in self.result.absent
+            for method, length in self.places()
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> AttentionSample:
         windows = cell.windows
         tokens = self.text.windows(windows.document, windows.end, cell.length)

@@ -106,7 +106,10 @@ class AttentionRecorder:
                 sums[name] = total + value, counted + count
 
     def _measured(
-        self, block: AttentionDetails, distance: Tensor, start: int
+        self,
+        block: AttentionDetails,
+        distance: Tensor,
+        start: int,
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums over a block of queries and the number of queries in them: (B, H), or (B, H,
         buckets)."""
@@ -143,8 +146,8 @@ class AttentionRecorder:
         }
         out = {}
         for name, (values, counted) in measured.items():
-            total_value = torch.where(counted, values.double(), 0.0).sum(-1)
-            out[name] = (total_value, counted.sum(-1))
+            summed = torch.where(counted, values.double(), 0.0).sum(-1)
+            out[name] = (summed, counted.sum(-1))
         edges = self.edges.to(distance.device)
         bucket = torch.bucketize(distance.clamp(min=0), edges, right=True) - 1
         uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]
@@ -205,7 +208,10 @@ def record_attention(
     cache = model.make_cache(rows, length)
     for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(
-            stop - start, offset=start, length=length, device=tokens.device
+            stop - start,
+            offset=start,
+            length=length,
+            device=tokens.device,
         )
         part = tokens[:, start:stop]
         if stop < length:

@@ -39,7 +39,6 @@ def common_fields(
         "settings": settings,
         "subject": subject,
         "methods": methods,
-        "schemes": subject.schemes(methods),
         "facts": {"corpus_hash": text.store.hash, "tokenizer_hash": tokenizer_hash},
         "documents": len(np.unique(documents)),
         "unit": unit_of[documents],

@@ -98,33 +98,32 @@ class GenerationSession(CellSession):
         fields = common_fields(settings, subject, methods, text, tokenizer.hash, drawn.document)
         edges = [*range(prompt, total - width // 2, width), total]
         result = GenerationResult(**fields, edges=edges, targets_hash=drawn.hash)
-        super().__init__(result, None, console, EvaluationRanks())
+        # the last token is generated and not read
+        super().__init__(result, {total: total - 1}, None, console, EvaluationRanks())
         self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.title = f"{len(self.real)} prompts of {prompt} tokens"
-        # the last token is generated and not read
-        result.absent |= subject.absent_cells(
-            result.methods, [total], refuse=True, ends={total: total - 1}
-        )
 
     def cells(self) -> list[EvaluationCell]:
-        rows, total = self.real.shape
         return [
             EvaluationCell(
                 method,
                 total,
                 self.key(method, total) | {"source": source, "method": method.label},
-                inputs=np.full(rows, total),
+                inputs=np.full(len(self.real), total),
                 keep=total - self.prompt,
                 chunk=self.settings.chunk,
                 role=source,
             )
-            for method in self.result.methods
-            if (method.label, total) not in self.result.absent
+            for method, total in self.places()
             for source in self.result.sources
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> tuple[str, dict[str, np.ndarray]]:
         """The continuation of the first prompt, and the measures of that of every prompt, scored by
         the model in one pass, declared at its own length."""

@@ -29,7 +29,10 @@ def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
 
 
 def by_bucket(
-    tokens: np.ndarray, ends: np.ndarray, nll: np.ndarray, edges: list[int]
+    tokens: np.ndarray,
+    ends: np.ndarray,
+    nll: np.ndarray,
+    edges: list[int],
 ) -> dict[str, np.ndarray]:
     """Every measure, (R, buckets); NaN where a row has no token in a bucket.
 

@@ -77,9 +77,9 @@ def styles_of(
             colors, and the others are thin grey lines.
         marked: undertrained variants.
     """
-    last = {row.variant: (-(row.length or 0), row.value) for row in rows if not row.seed}
     colored = [name for name in names if name != ink]
     if len(colored) > len(COLOURS):
+        last = {row.variant: (-row.length, row.value) for row in rows if not row.seed}
         colored.sort(key=lambda name: last.get(name, (0, math.inf)))
         # the last color is the grey of the remaining lines
         colored = colored[: len(COLOURS) - 1]
@@ -198,7 +198,9 @@ def length_panel(
         values = [at for _, at in levels] + ends_of(rows)
         if top is not None:
             values = [min(value, top) for value in values]
-        set_scale(axes, "y", [0.0, *values] if share or not named else values, band)
+        if share or not named:
+            values.append(0.0)
+        set_scale(axes, "y", values, band)
         if not named:
             axes.tick_params(labelsize=8, length=2.5)
         if share:
@@ -260,7 +262,13 @@ def difference_panel(
     Without the variants that are grey."""
     shown = [row for row in rows if styles[row.variant].color != FAINT]
     panel = length_panel(
-        shown, styles, axis, heading=heading, levels=[("", 0.0)], band=band, height=1.7
+        shown,
+        styles,
+        axis,
+        heading=heading,
+        levels=[("", 0.0)],
+        band=band,
+        height=1.7,
     )
     return replace(panel, named=False)
 
@@ -279,22 +287,21 @@ def dots_panel(
         band: ± it is shaded, and the scale is linear inside and logarithmic outside.
         shared: all rows of the panels that have a common scale.
     """
-    curves = []
-    for at, row in enumerate(rows):
-        style = styles[row.variant]
-        curve = Curve(
+    curves = [
+        Curve(
             "",
             x=[row.value],
             y=[at],
-            color=style.color,
+            color=styles[row.variant].color,
             low=[row.low],
             high=[row.high],
             across=True,
-            marker=style.marker,
+            marker=styles[row.variant].marker,
             size=5.5,
             hollow=math.isnan(row.low),
         )
-        curves.append(curve)
+        for at, row in enumerate(rows)
+    ]
 
     def scales(axes: Axes) -> None:
         set_scale(axes, "x", ends_of([*rows, *shared]), band)
@@ -332,12 +339,18 @@ def heat_map(
         for row in rows:
             left = lengths.index(row.length)
             low = places.index(row.at)
-            color = colormaps[SHADES](row.value)
-            axes.fill([left, left + 1, left + 1, left], [low, low, low + 1, low + 1], color=color)
-            text = f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})"
-            ink = "white" if row.value < 0.5 else INK
-            center = {"ha": "center", "va": "center"}
-            axes.text(left + 0.5, low + 0.5, text, fontsize=7.5, color=ink, **center)
+            x = [left, left + 1, left + 1, left]
+            y = [low, low, low + 1, low + 1]
+            axes.fill(x, y, color=colormaps[SHADES](row.value))
+            axes.text(
+                left + 0.5,
+                low + 0.5,
+                f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})",
+                fontsize=7.5,
+                color="white" if row.value < 0.5 else INK,
+                ha="center",
+                va="center",
+            )
         axes.grid(visible=False)
         axes.set(xlim=(0, len(lengths)), ylim=(0, len(places)))
         axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{n:,}" for n in lengths])
@@ -356,7 +369,9 @@ def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:
     colored = [row.value for row in rows if styles[row.variant].color != FAINT]
     if not colored:
         return None
-    return max(colored) + 0.5 * (max(colored) - min(row.value for row in rows))
+    highest = max(colored)
+    lowest = min(row.value for row in rows)
+    return highest + 0.5 * (highest - lowest)
 
 
 def set_scale(axes: Axes, which: str, values: Sequence[float], band: float | None) -> None:
@@ -365,8 +380,6 @@ def set_scale(axes: Axes, which: str, values: Sequence[float], band: float | Non
     axis = axes.xaxis if which == "x" else axes.yaxis
     low = min(values, default=0.0)
     high = max(values, default=1.0)
-    room = max(high - low, 1e-3)
-    limits = (low - 0.06 * room, high + 0.1 * room)
     if band:
         limits = (1.35 * min(low, -1.5 * band), 1.35 * max(high, 1.5 * band))
         getattr(axes, f"set_{which}scale")("symlog", linthresh=band, linscale=0.6)
@@ -374,6 +387,8 @@ def set_scale(axes: Axes, which: str, values: Sequence[float], band: float | Non
         shade = axes.axvspan if which == "x" else axes.axhspan
         shade(-band, band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
     else:
+        room = max(high - low, 1e-3)
+        limits = (low - 0.06 * room, high + 0.1 * room)
         axis.set_major_locator(MaxNLocator(5))
     axes.set(**{f"{which}lim": limits})
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
@@ -385,9 +400,12 @@ def shares(counts: np.ndarray, tokens: int, first: int = 0) -> np.ndarray:
     log scale up to the last position trained on. `first`: position of the first count; positions
     below 0 are left out."""
     x = np.arange(first, first + len(counts)) + 1.0
-    table = pd.DataFrame({"x": x, "share": counts / max(tokens, 1)})[x > 0]
-    means = table.groupby(np.floor(PER_OCTAVE * np.log2(table.x))).mean()
-    means = pd.concat([means, table[table.share > 0][-1:]])
+    table = pd.DataFrame({"x": x, "share": counts / max(tokens, 1)})
+    table = table[x > 0]
+    bins = np.floor(PER_OCTAVE * np.log2(table.x))
+    means = table.groupby(bins).mean()
+    last = table[table.share > 0][-1:]
+    means = pd.concat([means, last])
     return means[means.share > 0].to_numpy().T
 
 

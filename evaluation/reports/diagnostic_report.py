@@ -26,7 +26,7 @@ results.json of generated text:
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -71,7 +71,11 @@ UNIFORM = "uniform attention"
 
 
 def report_of(
-    result: DiagnosticResult, record: dict, rows: Callable, name: str, title: str
+    result: DiagnosticResult,
+    record: dict,
+    rows: Callable,
+    name: str,
+    title: str,
 ) -> EvaluationReport:
     """A report whose sentences and tables are still missing."""
     units = len(np.unique(result.unit))
@@ -106,7 +110,10 @@ def flat_rows(record: dict) -> Iterator[ResultRow]:
 
 
 def flat_row(cell: dict) -> ResultRow:
-    parts = [f"{part} {cell[part] + 1}" for part in ("layer", "head") if cell.get(part) is not None]
+    parts = []
+    for part in ("layer", "head"):
+        if cell.get(part) is not None:
+            parts.append(f"{part} {cell[part] + 1}")
     return ResultRow(
         name_of(cell["method"]),
         cell["measure"],
@@ -290,8 +297,10 @@ def layers_figure(r: ReportedResults, name: str) -> Figure:
     layers = [f"layer {n + 1}" for n in range(len(r.facts["layer_kinds"]))]
 
     def rows(measure: str) -> list[ResultRow]:
-        own = [r.table.select(measure, name, where=where) for where in ("", *layers)]
-        return renamed(chain(*own), lambda row: row.where or MEAN)
+        rows = [
+            row for where in ("", *layers) for row in r.table.select(measure, name, where=where)
+        ]
+        return renamed(rows, lambda row: row.where or MEAN)
 
     styles = shades(layers) | styles_of([MEAN], MEAN)
     return attention_figure(r, styles, rows, f"Attention beyond the trained length, {name}")
@@ -356,10 +365,11 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
 
 def generation_cells(result: GenerationResult) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
-    for (method, source), values in result.values.items():
-        for measure, value in values.items():  # (P, buckets)
-            for n, (start, stop) in enumerate(pairwise(result.edges)):
-                rows = int(np.isfinite(value[:, n]).sum())
+    buckets = list(pairwise(result.edges))
+    for (method, source), by_measure in result.values.items():
+        for measure, by_bucket in by_measure.items():  # (P, buckets)
+            for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
+                rows = int(np.isfinite(values).sum())
                 if rows:
                     yield {
                         "method": method,
@@ -367,7 +377,7 @@ def generation_cells(result: GenerationResult) -> Iterator[dict]:
                         "start": start,
                         "stop": stop,
                         "measure": measure,
-                        **mean_over_units(value[:, n], result.unit, result.settings.confidence),
+                        **mean_over_units(values, result.unit, result.settings.confidence),
                         "rows": rows,
                     }
 

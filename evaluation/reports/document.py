@@ -68,8 +68,11 @@ class ReportTable:
             return ""
         lines = []
         for row in self.cells:
-            marks = [EMPHASIS.get(cell.tone, "") for cell in row]
-            lines.append([f"{m}{plain_text(c.text)}{m}" for c, m in zip(row, marks, strict=True)])
+            texts = []
+            for text, tone in row:
+                mark = EMPHASIS.get(tone, "")
+                texts.append(f"{mark}{plain_text(text)}{mark}")
+            lines.append(texts)
         table = markdown_table([*map(plain_text, self.columns)], lines, self.numbers)
         note = f"\n\n*{plain_text(self.note)}*" if self.note else ""
         return f"**{plain_text(self.title)}**\n\n{table}{note}"
@@ -112,17 +115,19 @@ def pivot(
             values, which are lengths.
     """
     by_index: dict[tuple[str, ...], dict[Any, Cell]] = {}
+    known = set()
     for row in rows:
         key = tuple(text(row) for text in index.values())
-        by_index.setdefault(key, {})[columns(row)] = write(row)
-    found = {column for cells in by_index.values() for column in cells}
+        column = columns(row)
+        by_index.setdefault(key, {})[column] = write(row)
+        known.add(column)
     if headings is None:
-        headings = {column: f"{column:,}" for column in sorted(found)}
-    shown = {column: heading for column, heading in headings.items() if column in found}
-    lines = [
-        [*key, *(cells.get(column, NONE) for column in shown)] for key, cells in by_index.items()
-    ]
-    return ReportTable(title, [*index, *shown.values()], lines, note, len(index))
+        headings = {column: f"{column:,}" for column in sorted(known)}
+    shown = {column: heading for column, heading in headings.items() if column in known}
+    lines = []
+    for key, cells in by_index.items():
+        lines.append([*key, *(cells.get(column, NONE) for column in shown)])
+    return ReportTable(title, [*index, *shown.values()], lines, note, numbers=len(index))
 
 
 def plain_text(text: str) -> str:
@@ -188,7 +193,8 @@ def page(text: str, folder: Path) -> str:
     nav = f'<nav aria-label="Sections"><ul>{"".join(links)}</ul></nav>'
     title = escape(tokens[1].children[0].content)
     body = [head, nav, *(f"<section>\n{section}</section>" for section in sections)]
-    return PAGE.format(title=title, css=CSS.read_text(encoding="utf-8"), body="\n".join(body))
+    css = CSS.read_text(encoding="utf-8")
+    return PAGE.format(title=title, css=css, body="\n".join(body))
 
 
 def embedded(file: Path) -> str:

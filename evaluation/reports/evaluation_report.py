@@ -88,7 +88,10 @@ class EvaluationReport:
 
 
 def caveats(
-    units: int, unit_kind: str, runs: Mapping[str, MeasuredCells], notes: Sequence[str] = ()
+    units: int,
+    unit_kind: str,
+    runs: Mapping[str, MeasuredCells],
+    notes: Sequence[str] = (),
 ) -> list[str]:
     """Sentences; `runs`: the results by name, '' for a single one."""
     lines = []

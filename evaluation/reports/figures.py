@@ -243,7 +243,10 @@ def panels(
             handles |= {line.get_label(): line for line in lines}
             if names == "beside" and panel.named and lines:
                 key = axes.legend(
-                    handles=lines, loc="center left", bbox_to_anchor=(1.02, 0.5), **KEY
+                    handles=lines,
+                    loc="center left",
+                    bbox_to_anchor=(1.02, 0.5),
+                    **KEY,
                 )
                 for line, label in zip(lines, key.get_texts(), strict=True):
                     label.set_color(line.get_color())
@@ -279,8 +282,16 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
     """A dotted vertical line, labelled at a share of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    place = ((x, height), (4, -3), ("data", "axes fraction"), "offset points")
-    axes.annotate(text, *place, color=SOFT, fontsize=8.5, va="top")
+    axes.annotate(
+        text,
+        xy=(x, height),
+        xytext=(4, -3),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=SOFT,
+        fontsize=8.5,
+        va="top",
+    )
 
 
 def power_of_ten(value: float) -> str:
@@ -291,7 +302,11 @@ def power_of_ten(value: float) -> str:
 
 
 def save(
-    figure: Figure, folder: Path, name: str, dpi: int = DPI, formats: Sequence[str] = ("png", "svg")
+    figure: Figure,
+    folder: Path,
+    name: str,
+    dpi: int = DPI,
+    formats: Sequence[str] = ("png", "svg"),
 ) -> Path:
     """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
     with rc_context(STYLE):

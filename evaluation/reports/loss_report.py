@@ -136,7 +136,8 @@ class LossResults(ReportedResults):
 def overview(r: LossResults) -> ReportTable:
     """A row per variant: NLL at every length, the verdict, and the net gain at the longest."""
     is_judged = any(map(r.beyond, r.names))
-    columns = [r.noun, *(["seeds"] if r.seeds else []), *(f"{n:,}" for n in r.lengths)]
+    columns = [r.noun, "seeds"] if r.seeds else [r.noun]
+    columns += [f"{length:,}" for length in r.lengths]
     notes = []
     if is_judged:
         columns += ["verdict", f"net gain at {r.lengths[-1]:,}"]
@@ -153,7 +154,8 @@ def overview(r: LossResults) -> ReportTable:
             row.append(NONE if level is None else plain(level.value))
         if is_judged:
             gain = r.table.get(name, "delta", r.lengths[-1])
-            row += [verdict_cell(r, name), NONE if gain is None else gain_cell(gain, marked=False)]
+            row.append(verdict_cell(r, name))
+            row.append(NONE if gain is None else gain_cell(gain, marked=False))
         rows.append(row)
     if r.unigram is not None:
         notes.append(f"Unigram model: {r.unigram:.3f}.")
@@ -196,7 +198,12 @@ def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
 
 def difference_cell(row: ResultRow) -> TableCell:
     """Colored by its sign if the interval excludes zero."""
-    return TableCell(interval_text(row), "bad" if row.low > 0 else "good" if row.high < 0 else "")
+    tone = ""
+    if row.low > 0:
+        tone = "bad"
+    elif row.high < 0:
+        tone = "good"
+    return TableCell(interval_text(row), tone)
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -206,7 +213,11 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
     if not r.claims(name):
         return POINTS_ONLY
     held, broken, text = outcome(r, name)
-    tone = "bad" if broken < math.inf else "good" if -held == r.lengths[-1] else ""
+    tone = ""
+    if broken < math.inf:
+        tone = "bad"
+    elif -held == r.lengths[-1]:
+        tone = "good"
     return TableCell(text, tone)
 
 
@@ -275,7 +286,10 @@ def styles(r: LossResults) -> Styles:
 
 
 def loss_figure(
-    r: LossResults, text: FigureText, styles: Styles, exposure: Exposure | None = None
+    r: LossResults,
+    text: FigureText,
+    styles: Styles,
+    exposure: Exposure | None = None,
 ) -> Figure:
     """NLL by length, a line per variant, above the differences with their intervals and, if given,
     how often training used each position."""
@@ -359,8 +373,6 @@ def loss_report(
     r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
     r.table.extend(read_gain_rows(r.facts))
     r.table.extend(position_rows(r.facts))
-    if not result.settings.exposure:
-        exposure = None
     protocol = result.plan.protocol
     report = EvaluationReport(
         name=name,
@@ -390,9 +402,9 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
     """The results of one run, whose record (results.json) has the facts."""
     methods = list(record["methods"])
     if record["settings"].get("matrix"):  # best first at the longest length
-        last = {cell["method"]: cell["nll"] for cell in record["cells"]}
-        fixed = (TRAINED, TRUNCATE)
-        methods.sort(key=lambda m: (m not in fixed, m not in fixed and (last.get(m) or math.inf)))
+        last = {cell["method"]: cell["nll"] or math.inf for cell in record["cells"]}
+        last |= {TRAINED: -math.inf, TRUNCATE: -math.inf}
+        methods.sort(key=lambda method: last.get(method, math.inf))
     unigram = record["unigram_nll"]
     truncated = record["truncated_nll"]
     is_undertrained = None not in (unigram, truncated) and truncated > unigram - UNDERTRAINED

@@ -57,11 +57,7 @@ def method_variants(methods: Iterable[str]) -> dict[str, dict[str, str]]:
     return {name_of(method): {"method": method} for method in methods}
 
 
-def melted(
-    cells: Iterable[Mapping],
-    metrics: Sequence[str],
-    where: str = "",
-) -> Iterator[ResultRow]:
+def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultRow]:
     """The rows of cells of results.json: one for each metric of a cell that has a number, with its
     `metric_low` and `metric_high`."""
     for cell in cells:
@@ -72,7 +68,6 @@ def melted(
                     metric,
                     cell[metric],
                     cell["length"],
-                    where=where,
                     low=number(cell.get(f"{metric}_low")),
                     high=number(cell.get(f"{metric}_high")),
                 )

@@ -33,11 +33,11 @@ def percent(share: float, low: float = math.nan, high: float = math.nan) -> str:
     return f"{share:.1%}" if math.isnan(low) else f"{share:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def listed(items: Sequence[str], last: str = "and") -> str:
+def listed(items: Sequence[str]) -> str:
     """`a, b and c`."""
     if len(items) < 2:
         return "".join(items)
-    return f"{', '.join(items[:-1])} {last} {items[-1]}"
+    return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def counted(n: int, noun: str) -> str:

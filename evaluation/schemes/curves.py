@@ -104,17 +104,19 @@ def distinct(labelled: list[tuple[str, str, Tensor]]) -> dict[str, int]:
     """
     names: dict[int, dict[str, None]] = {}  # index of the first of equal values -> their names
     for n, (name, _, values) in enumerate(labelled):
-        equal = (k for k in names if labelled[k][2].shape == values.shape)
-        twin = next(
-            (k for k in equal if torch.allclose(labelled[k][2], values, rtol=1e-12, atol=1e-12)), n
-        )
-        names.setdefault(twin, {})[name] = None
+        equal = [k for k in names if _are_equal(labelled[k][2], values)]
+        first = equal[0] if equal else n
+        names.setdefault(first, {})[name] = None
     firsts = Counter(labelled[n][0] for n in names)
     labels = {}
-    for n, (first, *others) in names.items():
-        label = f"{first} {labelled[n][1]}" if firsts[first] > 1 else first
+    for n, (name, *others) in names.items():
+        label = f"{name} {labelled[n][1]}" if firsts[name] > 1 else name
         labels[" = ".join([label, *others])] = n
     return labels
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
@@ -196,20 +198,16 @@ def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
     """mean_j |Σ_(k<j) e^(i·d·θ_k)| over j = 1 ... R, for each distance d.
 
     By Abel summation it bounds the score at that distance, up to a factor that depends on the
-        content: Su
-    et al. 2021 (arXiv:2104.09864), section 3.4.3; Su's blog (kexue.fm/archives/8265).
+    content: Su et al. 2021 (arXiv:2104.09864), section 3.4.3; Su's blog (kexue.fm/archives/8265).
     """
-    turned = torch.polar(
-        torch.ones((), dtype=torch.float64), distances.double()[:, None] * frequencies
-    )
+    angles = distances.double()[:, None] * frequencies
+    turned = torch.polar(torch.ones_like(angles), angles)
     return turned.cumsum(-1).abs().mean(-1)
 
 
-def wavelengths(scheme: PositionalScheme, length: int) -> tuple[Tensor, Tensor]:
-    """(R,) wavelength of each pair in tokens, infinite without rotation; and whether it is at most
-    `length`."""
-    tokens = 2 * math.pi / frequencies(scheme, length)
-    return tokens, tokens <= length
+def wavelengths(scheme: PositionalScheme, length: int) -> Tensor:
+    """(R,) wavelength of each pair in tokens, infinite without rotation."""
+    return 2 * math.pi / frequencies(scheme, length)
 
 
 @torch.no_grad()
@@ -239,8 +237,9 @@ def spaced(longest: int) -> Tensor:
     """Distances from 0 to `longest`: all of the first, then 32 to each doubling, the points of a
     log axis."""
     octaves = math.log2(max(longest, 1))
-    steps = torch.exp2(torch.arange(0, 32 * octaves + 1, dtype=torch.float64) / 32).round().long()
-    return torch.cat([torch.tensor([0, longest]), steps.clamp(max=longest)]).unique()
+    doublings = torch.arange(0, 32 * octaves + 1, dtype=torch.float64) / 32
+    steps = torch.exp2(doublings).round().long().clamp(max=longest)
+    return torch.cat([torch.tensor([0, longest]), steps]).unique()
 
 
 def biased(shape: SchemeShape, longest: int) -> dict[str, PositionalScheme]:
@@ -287,5 +286,6 @@ def methods(
                 left_out.append(name)
                 continue
             s = method.stretch(math.ceil(stretch * length), length)
-            spectra.append((name, form, method.frequencies(plain, s, length)[0]))
+            scaled, *_ = method.frequencies(plain, s, length)
+            spectra.append((name, form, scaled))
     return {label: spectra[n][2] for label, n in distinct(spectra).items()}, left_out

@@ -321,12 +321,10 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
     rows = []
     built = ask.chosen(lambda: {f"base {plainly(theta)}": ask.rope(theta) for theta in ask.thetas})
     for label, scheme in built.items():
-        tokens, whole = curves.wavelengths(scheme, length)
-        spectra[f"{label}: {int((~whole).sum())} of {len(whole)}"] = tokens.numpy()
-        rows += [
-            (label, k, *row)
-            for k, row in enumerate(zip(tokens.tolist(), whole.tolist(), strict=True))
-        ]
+        tokens = curves.wavelengths(scheme, length)
+        longer = int((tokens > length).sum())
+        spectra[f"{label}: {longer} of {len(tokens)}"] = tokens.numpy()
+        rows += [(label, k, wave, wave <= length) for k, wave in enumerate(tokens.tolist())]
     text = _text(
         f"Pairs without a full rotation within {length:,} tokens of training",
         f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer "
@@ -341,19 +339,24 @@ def wavelength_panel(spectra: dict[str, np.ndarray], length: int) -> Panel:
     where not. Pairs without rotation have no point."""
     drawn = []
     for n, (label, tokens) in enumerate(spectra.items()):
-        groups = [(tokens <= length, False), ((tokens > length) & np.isfinite(tokens), True)]
-        groups = [(np.flatnonzero(chosen), hollow) for chosen, hollow in groups if chosen.any()]
-        last = max((pairs[-1] for pairs, _ in groups), default=0)
-        for pairs, hollow in groups:
-            style: dict[str, Any] = {
-                "dash": "",
-                "marker": "os^Dv"[n % 5],
-                "size": 3.8 if hollow else 4.7,
-                "hollow": hollow,
-                "order": 4,
-            }
-            name = label if pairs[-1] == last else ""
-            drawn.append(Curve(name, pairs, tokens[pairs], COLOURS[n % len(COLOURS)], **style))
+        rotating = np.flatnonzero(np.isfinite(tokens))
+        is_longer = tokens[rotating] > length
+        for hollow in (False, True):
+            pairs = rotating[is_longer == hollow]
+            if not len(pairs):
+                continue
+            curve = Curve(
+                label if pairs[-1] == rotating[-1] else "",
+                pairs,
+                tokens[pairs],
+                COLOURS[n % len(COLOURS)],
+                dash="",
+                marker="os^Dv"[n % 5],
+                size=3.8 if hollow else 4.7,
+                hollow=hollow,
+                order=4,
+            )
+            drawn.append(curve)
 
     def scales(axes: Axes) -> None:
         values = np.concatenate([[float(length)], *(curve.y for curve in drawn)])
@@ -364,10 +367,12 @@ def wavelength_panel(spectra: dict[str, np.ndarray], length: int) -> Panel:
         axes.set_xlim(-1, max(map(len, spectra.values())))
         axes.axhspan(length, values.max() * 2, color=SHADED, zorder=0)
         axes.axhline(length, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-        where = ((0, length), (5, 3), ("axes fraction", "data"), "offset points")
         axes.annotate(
             f"trained length {length:,}",
-            *where,
+            xy=(0, length),
+            xytext=(5, 3),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
             color=SOFT,
             fontsize=8.5,
         )
@@ -381,19 +386,23 @@ def biases(ask: FigureRequest) -> FigureSpec:
     longest = ask.shape.train_length
     # bias of each head, and whether it is a random initial value
     heads: dict[str, tuple[Tensor, bool]] = {}
-    for label, scheme in (ask.chosen(lambda: curves.biased(shape, longest)) | ask.trained).items():
+    schemes = ask.chosen(lambda: curves.biased(shape, longest)) | ask.trained
+    for label, scheme in schemes.items():
         values = curves.bias(scheme, longest)
         if values is None:
             raise EvaluationError(f"{label} adds no positional bias: select other figures")
-        heads[label] = (values, label not in ask.trained and any(True for _ in scheme.parameters()))
+        is_learned = len(list(scheme.parameters())) > 0
+        heads[label] = (values, is_learned and label not in ask.trained)
     at = curves.spaced(longest)
     rows = []
-    for label, (values, _) in sorted(heads.items(), key=lambda item: item[1][1]):
+    initial = [label for label, (_, is_random) in heads.items() if is_random]
+    for label in sorted(heads, key=lambda label: label in initial):
+        values, _ = heads[label]
         head = values[min(ask.head, len(values) - 1)]
         head = head.where(head.isfinite(), torch.nan)[at]
-        against = (head - head[0]).tolist()
-        rows += [(label, *row) for row in zip(at.tolist(), head.tolist(), against, strict=True)]
-    initial = [label for label, (_, random) in heads.items() if random]
+        against = head - head[0]
+        columns = (at.tolist(), head.tolist(), against.tolist())
+        rows += [(label, *row) for row in zip(*columns, strict=True)]
     return draw(
         ("scheme", "distance", "bias_nats", "against_distance_0"),
         rows,
@@ -446,7 +455,7 @@ def methods(ask: FigureRequest) -> FigureSpec:
         for name, found in scaled.items()
         for k, x in enumerate((found / plain).tolist())
     ]
-    whole = int(curves.wavelengths(ask.rope(theta), length)[1].sum())
+    whole = int((curves.wavelengths(ask.rope(theta), length) <= length).sum())
     linear = limits(rows)
 
     def scales(axes: Axes) -> None:

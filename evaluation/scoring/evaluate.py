@@ -56,8 +56,8 @@ class EvaluationResult(MeasuredCells):
     unit_kind: str
     unit_names: list[str]  # of the ids in `unit` and `units`
     units: np.ndarray  # of every document of the corpus
-    document: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    unit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    document: np.ndarray
+    unit: np.ndarray
     unigram: np.ndarray | None = None
     n_bytes: int | None = None
     nll: Losses = field(default_factory=dict)
@@ -91,14 +91,13 @@ class EvaluationSession(CellSession):
         console=None,
         ranks: EvaluationRanks | None = None,
     ):
-        schemes = subject.schemes(methods)
-        notes = [targets.screening.unchecked, *_sinks(methods, schemes, settings.bos, subject)]
         self.targets = targets
         self.text = targets.text
         self.plan = targets.plan
         if self.plan.repeats is not None:
             self.control = ControlText(self.text, self.plan.repeats)
         units, unit_names, unit_kind = self.text.units()
+        document = self.plan.truncated.target_documents()[targets.screening.kept]
         stores = targets.stores
         result = EvaluationResult(
             settings=settings,
@@ -110,17 +109,17 @@ class EvaluationSession(CellSession):
                 "documents_in_corpus": stores.read.n_documents,
             },
             methods=methods,
-            schemes=schemes,
             unit_kind=unit_kind,
             unit_names=unit_names,
             units=units,
+            document=document,
+            unit=units[document],
             screening=targets.screening,
-            absent=subject.absent_cells(
-                methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
-            ),
-            notes=list(filter(None, notes)),
         )
-        super().__init__(result, cells, console, ranks or EvaluationRanks())
+        lengths = {length: length for length in self.plan.lengths}
+        super().__init__(result, lengths, cells, console, ranks or EvaluationRanks())
+        notes = [targets.screening.unchecked, _sinks(result)]
+        result.notes = list(filter(None, notes))
         self.title = f"{self.plan.n_targets:,} targets"
         # by role of a cell: its losses by (method, length)
         self.kept: dict[str, Losses] = defaultdict(dict)
@@ -130,16 +129,17 @@ class EvaluationSession(CellSession):
     def cells(self) -> list[EvaluationCell]:
         out = []
         plan = self.plan
-        for method in (method for method in self.result.methods if not method.truncates):
-            lengths = [n for n in plan.lengths if (method.label, n) not in self.result.absent]
-            out += [self._cell(method, length, plan.windows[length], {}) for length in lengths]
-            for length in lengths if self.settings.dtype == "bfloat16" else []:
-                few = evenly_spread(plan.windows[length], PRECISION_SAMPLE)
+        for method, length in self.places():
+            if method.truncates:
+                continue
+            windows = plan.windows[length]
+            out.append(self._cell(method, length, windows, {}))
+            if self.settings.dtype == "bfloat16":
+                few = evenly_spread(windows, PRECISION_SAMPLE)
                 more = {"sample": PRECISION_SAMPLE}
                 out.append(self._cell(method, length, few, more, SAMPLE))
             if plan.repeats is not None:
-                for length in lengths:
-                    out += self._repeat_cells(method, length, plan.repeats)
+                out += self._repeat_cells(method, length, plan.repeats)
         if plan.protocol == "by-position":
             length = self.subject.trained_length
             step = truncation_step(self.settings, length)
@@ -149,7 +149,10 @@ class EvaluationSession(CellSession):
         return out
 
     def _repeat_cells(
-        self, method: Method, length: int, repeats: RepeatedTargets
+        self,
+        method: Method,
+        length: int,
+        repeats: RepeatedTargets,
     ) -> list[EvaluationCell]:
         """Repeated text, and those of its windows that hold a replaced token."""
         windows = repeats.windows(length)
@@ -162,7 +165,12 @@ class EvaluationSession(CellSession):
         ]
 
     def _cell(
-        self, method: Method, length: int, windows: TargetWindows, more: dict, role: str = ""
+        self,
+        method: Method,
+        length: int,
+        windows: TargetWindows,
+        more: dict,
+        role: str = "",
     ) -> EvaluationCell:
         key = self.key(method, length, "float32" if role == SAMPLE else None)
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol} | more
@@ -180,7 +188,11 @@ class EvaluationSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         """Score the windows of this rank or of its context group, and gather those of the others;
         progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
@@ -193,7 +205,11 @@ class EvaluationSession(CellSession):
         out = known.copy()
         text = self.control if cell.role == CONTROL else self.text
         scorer = ModelScorer(
-            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
+            model,
+            device=self.device,
+            chunk=cell.chunk,
+            length=cell.length,
+            shard=ranks.shard,
         )
         groups = batches(cell.windows, batch)[ranks.data_rank :: ranks.data_world]
         total = sum(cell.windows.inputs[members].sum() for members in groups)
@@ -247,20 +263,17 @@ class EvaluationSession(CellSession):
                 of_window = np.repeat(np.arange(len(windows)), windows.keep)
                 here = np.isin(of_window, _spread(len(windows), PRECISION_SAMPLE))
                 result.precision[where] = float((result.nll[where][here] - exact).mean())
-        document = plan.truncated.target_documents()
         kept = result.screening.kept
         result.nll = {where: nll[kept] for where, nll in result.nll.items()}
         for truncated in self.kept[TRUNCATED].values():
             result.truncated = truncated[kept]
         self._add_repeated()
-        result.document = document[kept]
         stores = self.targets.stores
         tokenizer = self.targets.tokenizer
         ids = plan.target_ids(self.text)[kept]
         result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
         if stores.train is not None:
             result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
-        result.unit = result.units[result.document]
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline
@@ -290,17 +303,16 @@ class EvaluationSession(CellSession):
         self._add_truncated(result.control)
 
 
-def _sinks(
-    methods: list[Method], schemes: dict[str, dict], bos: str, subject: EvaluatedModel
-) -> list[str]:
+def _sinks(result: EvaluationResult) -> str:
     """A note for methods that keep the first tokens of windows, which start anywhere in a document.
 
     Raises EvaluationError if the model was trained with BOS there.
     """
+    subject = result.subject
     trained = subject.position(())
-    with_sinks = [method.label for method in methods if new_sinks(schemes[method.label], trained)]
-    if not with_sinks or bos == "every-window":
-        return []
+    with_sinks = [label for label, scheme in result.schemes.items() if new_sinks(scheme, trained)]
+    if not with_sinks or result.settings.bos == "every-window":
+        return ""
     names = ", ".join(with_sinks)
     if subject.bos_first:
         raise EvaluationError(
@@ -308,10 +320,10 @@ def _sinks(
             "windows inside a document start with any token: set bos=every-window, or remove "
             "these methods"
         )
-    return [
+    return (
         f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
         "start of a training window; bos=every-window puts BOS first."
-    ]
+    )
 
 
 def _spread(n: int, count: int) -> np.ndarray:

@@ -21,7 +21,12 @@ TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}
 
 
 def memory_needed(
-    model: Transformer, length: int, keep: int, batch: int, chunk: int, context: int = 1
+    model: Transformer,
+    length: int,
+    keep: int,
+    batch: int,
+    chunk: int,
+    context: int = 1,
 ) -> int:
     """Upper estimate of the peak bytes of one batch of windows, without the weights.
 
@@ -32,21 +37,24 @@ def memory_needed(
     """
     s = model.settings
     element = model.embed.weight.element_size()
-    tokens = min(-(-length // (2 * context)) if context > 1 else length, chunk)
+    computed = max(4, element)  # bytes of a number in a computation
+    tokens = min(length, chunk)
+    if context > 1:
+        tokens = min(-(-length // (2 * context)), chunk)
     heads = max((kind.heads + 2 * kind.kv_heads) * kind.head_dim for kind in model.kinds.values())
     width = 6 * s.dim + 3 * s.ffn_dim + 3 * heads
-    activations = batch * tokens * width * max(4, element)
-    cache = batch * model.cached_numbers(length) * element if length > chunk else 0
+    activations = batch * tokens * width
     blocks = blocks_at_once(model)
-    scores = max(4, element) * max(
-        block.attention.workspace(batch, tokens, length, blocks) for block in model.blocks
-    )
+    scores = max(block.attention.workspace(batch, tokens, length, blocks) for block in model.blocks)
+    logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS)
+    cached = 0
     if context > 1:
         # and those that a pass returns
-        hidden = 2 * batch * -(-length // context) * s.dim * element
-        cache = hidden + batch * gathered_numbers(model, length, context * tokens) * element
-    logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
-    return int(SLACK * (activations + cache + scores + logits))
+        hidden = 2 * -(-length // context) * s.dim
+        cached = batch * (hidden + gathered_numbers(model, length, context * tokens))
+    elif length > chunk:
+        cached = batch * model.cached_numbers(length)
+    return int(SLACK * (computed * (activations + scores + logits) + element * cached))
 
 
 def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
@@ -72,7 +80,11 @@ def blocks_at_once(model: Transformer) -> int:
     blocks = [0]
 
     def inspect(
-        views: list[AttentionView], v: Any, scale: float, normalizer: Normalizer, out: Any
+        views: list[AttentionView],
+        v: Any,
+        scale: float,
+        normalizer: Normalizer,
+        out: Any,
     ) -> None:
         kernel = choose(views, v, normalizer, device.type)
         (first, *_) = views
@@ -95,7 +107,13 @@ def blocks_at_once(model: Transformer) -> int:
 
 
 def choose_batch(
-    model: Transformer, length: int, keep: int, *, chunk: int, budget: int, context: int = 1
+    model: Transformer,
+    length: int,
+    keep: int,
+    *,
+    chunk: int,
+    budget: int,
+    context: int = 1,
 ) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
     single window does not fit."""
@@ -104,10 +122,12 @@ def choose_batch(
         return memory_needed(model, length, min(keep, length), batch, chunk, context) <= budget
 
     device = model.embed.weight.device.type
-    batch = max(1, TOKENS_AT_ONCE.get(device, TOKENS_AT_ONCE["cpu"]) // length)
+    at_once = TOKENS_AT_ONCE.get(device, TOKENS_AT_ONCE["cpu"])
+    batch = max(1, at_once // length)
     while not fits(batch):
         if batch == 1:
-            shorter = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n)) - 1
+            longer = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n))
+            shorter = longer - 1
             need = memory_needed(model, length, keep, 1, chunk, context) / 2**30
             raise EvaluationError(
                 f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be "

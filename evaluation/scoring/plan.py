@@ -54,7 +54,10 @@ class EvaluationPlan:
 
 
 def make_plan(
-    settings: EvaluationSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
+    settings: EvaluationSettings,
+    text: EvaluationText,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
     short."""
@@ -106,7 +109,10 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
 
 
 def fixed_plan(
-    settings: TargetSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
+    settings: TargetSettings,
+    text: EvaluationText,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
     """The plan of `fixed-targets`."""
     lengths = settings.grid(trained_length)
@@ -132,14 +138,15 @@ def fixed_plan(
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
+    first = lengths[-1] + 1 - span
     return EvaluationPlan(
-        "fixed-targets",
-        lengths,
-        windows,
-        windows[trained_length],
-        targets.hash,
-        targets.record(),
-        candidates=TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span)),
+        protocol="fixed-targets",
+        lengths=lengths,
+        windows=windows,
+        truncated=windows[trained_length],
+        hash=targets.hash,
+        record=targets.record(),
+        candidates=TargetWindows(documents, ends, inputs=ends - 1, keep=ends - first),
         note=note,
     )
 
@@ -162,7 +169,10 @@ def with_repeats(
 
 
 def raw_bytes(
-    ids: np.ndarray, documents: np.ndarray, text: EvaluationText, tokenizer
+    ids: np.ndarray,
+    documents: np.ndarray,
+    text: EvaluationText,
+    tokenizer,
 ) -> int | None:
     """Raw bytes of the targets with these token `ids` in these `documents`.
 

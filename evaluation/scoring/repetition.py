@@ -50,7 +50,8 @@ class RepeatedTargets:
 
     def windows(self, length: int) -> TargetWindows:
         """One window of `length` inputs for each group."""
-        return TargetWindows(self.document, self.end, np.full(len(self.end), length), self.keep)
+        inputs = np.full_like(self.end, length)
+        return TargetWindows(self.document, self.end, inputs, self.keep)
 
     def is_changed(self, length: int) -> np.ndarray:
         """(n,) whether a window of `length` inputs holds any replaced token."""
@@ -169,7 +170,10 @@ def _inside(index: np.ndarray, pieces: list[tuple[int, int]]) -> np.ndarray:
 
 
 def _groups(
-    targets: np.ndarray, distances: np.ndarray, ngram: int, most: int
+    targets: np.ndarray,
+    distances: np.ndarray,
+    ngram: int,
+    most: int,
 ) -> Iterator[tuple[int, int, int]]:
     """(end, keep, distance) of each run of neighboring targets at one distance: its first `most`
     targets, fewer where they would overlap their earlier occurrence."""
@@ -183,7 +187,12 @@ def _groups(
 
 
 def _replacement(
-    text: EvaluationText, key: str, document: int, end: int, repeated: np.ndarray, ngram: int
+    text: EvaluationText,
+    key: str,
+    document: int,
+    end: int,
+    repeated: np.ndarray,
+    ngram: int,
 ) -> tuple[int, int] | None:
     """Document and start of as many tokens as `repeated` has, in another document if there is one,
     with none of its n-grams; None if no draw gives such text."""

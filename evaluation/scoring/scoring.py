@@ -80,7 +80,10 @@ class ModelScorer:
             stop = min(inputs, start + self.chunk)
             here = max(0, stop - max(start, inputs - keep))  # outputs of this chunk that count
             places = TokenPositions.plain(
-                stop - start, offset=start, length=self.length or inputs, device=device
+                stop - start,
+                offset=start,
+                length=self.length or inputs,
+                device=device,
             )
             targets = tokens[:, stop - here + 1 : stop + 1]
             out = self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
@@ -106,7 +109,11 @@ class ModelScorer:
         counted = index[index >= inputs - keep]  # the last of this process's tokens
         targets = shard.select(tokens[:, 1:])[:, len(index) - len(counted) :]
         nll = self.model(
-            shard.select(tokens[:, :-1]), places, targets=targets, keep=len(counted), shard=shard
+            shard.select(tokens[:, :-1]),
+            places,
+            targets=targets,
+            keep=len(counted),
+            shard=shard,
         )
         whole = torch.zeros(
             len(tokens),

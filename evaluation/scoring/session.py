@@ -9,7 +9,7 @@ import json
 import time
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ class MeasuredCells:
     settings: Any
     subject: EvaluatedModel
     methods: list[Method]
-    schemes: dict[str, dict]  # label -> position settings as evaluated
     facts: dict
+    # label of a method -> position settings as evaluated
+    schemes: dict[str, dict] = field(default_factory=dict)
     failed: dict[CellPlace, str] = field(default_factory=dict)
     # cells that cannot exist, and why
     absent: dict[CellPlace, str] = field(default_factory=dict)
@@ -157,7 +158,11 @@ class CellSession(ABC):
     """One evaluation of one run: its cells, their numbers, the memory budget.
 
     Args:
+        lengths: of the cells, with the number of positions that each requires.
         cells: folder of stored cells; None for a kind that stores none.
+
+    Raises EvaluationError for an illegal method, and for a length that no method supports unless
+    the settings show a dash for it.
     """
 
     title: str  # of the forecast
@@ -165,14 +170,28 @@ class CellSession(ABC):
     caches = 1  # copies of the key/value cache at one time
     budget = 0  # bytes
 
-    def __init__(self, result: Any, cells: Path | None, console: Any, ranks: EvaluationRanks):
+    def __init__(
+        self,
+        result: Any,
+        lengths: Mapping[int, int],
+        cells: Path | None,
+        console: Any,
+        ranks: EvaluationRanks,
+    ):
         self.result = result
         self.settings = result.settings
         self.subject = result.subject
+        self.lengths = lengths
         self.store = None if cells is None else CellStore(cells)
         self.console = console or Console(quiet=True)
         self.ranks = ranks
         self.device = ranks.device(self.settings.device)
+        result.schemes = self.subject.schemes(result.methods)
+        result.absent = self.subject.absent_cells(
+            result.methods,
+            lengths,
+            refuse=getattr(self.settings, "unreachable", "refuse") == "refuse",
+        )
         self.context = getattr(self.settings, "context", 1)
         # By file, as methods with equal keys share a cell: the numbers, why there are none, and
         # (bytes without the weights, windows per batch).
@@ -192,6 +211,13 @@ class CellSession(ABC):
     def keep(self, cell: EvaluationCell, values: Any) -> None:
         """Add the numbers of a cell to the result."""
 
+    def places(self) -> Iterator[tuple[Method, int]]:
+        """The methods and lengths that can be measured."""
+        for method in self.result.methods:
+            for length in self.lengths:
+                if (method.label, length) not in self.result.absent:
+                    yield method, length
+
     def run(self) -> Any:
         """Measure the cells that are not on disk yet; returns the result."""
         cells = self.cells()
@@ -202,8 +228,7 @@ class CellSession(ABC):
             total = sum(cell.tokens for cell in missing)
             with self.console.bar("evaluating", total=total, unit="tokens") as progress:
                 for cell in missing:
-                    tokens = cell.tokens
-                    self._measure(cell, lambda share, n=tokens: progress.advance(share * n))
+                    self._measure(cell, lambda share, n=cell.tokens: progress.advance(share * n))
         for cell in cells:
             error = self.errors.get(cell.file)
             if error is None:
@@ -284,11 +309,10 @@ class CellSession(ABC):
         if self.store is None:
             return list(distinct.values())
         # Only rank 0 reads, so that all ranks agree.
-        stored = (
-            [self.store.load(cell.key) for cell in distinct.values()] if self.ranks.main else []
-        )
+        load = self.store.load
+        stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
         missing = []
-        for cell, values in zip(distinct.values(), self.ranks.collect(stored)[0], strict=True):
+        for cell, values in zip(distinct.values(), stored, strict=True):
             if values is None:
                 missing.append(cell)
             else:

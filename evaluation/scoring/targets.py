@@ -30,15 +30,18 @@ class TargetSet:
 
     def record(self) -> dict:
         """What `targets.json` holds."""
-        spans = np.stack([self.document, self.end], axis=1).tolist()
-        return {"format": 1, "hash": self.hash, **self.spec, "spans": spans}
+        return {"format": 1, "hash": self.hash, **self._content}
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 over the specification and every span; only results with equal hashes are
         comparable."""
-        spans = np.stack([self.document, self.end], axis=1).tolist()
-        return canonical_hash({**self.spec, "spans": spans})
+        return canonical_hash(self._content)
+
+    @property
+    def _content(self) -> dict:
+        spans = np.stack([self.document, self.end], axis=1)
+        return {**self.spec, "spans": spans.tolist()}
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
@@ -84,8 +87,9 @@ def draw_targets(
     Raises EvaluationError (how many documents there are, the longest usable length) where fewer
     than `least_documents` have room.
     """
+    corpus = text.store.hash
     spec = {
-        "corpus_hash": text.store.hash,
+        "corpus_hash": corpus,
         "tokenizer_hash": tokenizer_hash,
         "longest": longest,
         "span": span,
@@ -94,8 +98,7 @@ def draw_targets(
         "bos_rule": text.bos_rule,
         "seed": seed,
     }
-    drawn_from = ("seed", "corpus_hash", "tokenizer_hash", "longest", "span", "spans_per_document")
-    key = "|".join(str(spec[name]) for name in (*drawn_from, "bos_rule"))
+    key = f"{seed}|{corpus}|{tokenizer_hash}|{longest}|{span}|{spans_per_document}|{text.bos_rule}"
     outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
     chosen = draw_documents(
         key,
@@ -111,12 +114,12 @@ def draw_targets(
     moved = []
     first = longest + 1 - span
     for d in chosen.tolist():
-        clean = text.clean(d, first)
         whole = [(first, int(text.lengths[d]))]
         ends = _disjoint_ends(f"{key}|{d}", whole, first, span, spans_per_document)
         # Redrawn only if a span overlaps excluded text: every valid placement remains equally
         # likely, and text excluded elsewhere in the document does not move the targets.
         if not all(text.is_clean(d, end - span, end) for end in ends):
+            clean = text.clean(d, first)
             ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
             moved.append(d)
         pairs += [(d, end) for end in ends]
@@ -145,7 +148,13 @@ def shorten_lengths(
 
 
 def draw_documents(
-    key: str, room: np.ndarray, longest: int, limit: int, least: int, need: str, fix: str = ""
+    key: str,
+    room: np.ndarray,
+    longest: int,
+    limit: int,
+    least: int,
+    need: str,
+    fix: str = "",
 ) -> np.ndarray:
     """At most `limit` of the documents whose `room` (n_documents,) is `longest` or more, ascending,
     by a choice of the key.
@@ -155,7 +164,9 @@ def draw_documents(
     """
     eligible = np.flatnonzero(room >= longest).tolist()
     if len(eligible) < least:
-        usable = max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
+        usable = 0
+        if len(room) >= least:
+            usable = max(0, int(np.sort(room)[-least]))
         raise EvaluationError(
             f"length {longest} needs {least} document(s) of {need}; {len(eligible)} of {len(room)} "
             f"({len(eligible) / max(1, len(room)):.1%}) have that many; the longest usable length "
@@ -166,7 +177,11 @@ def draw_documents(
 
 
 def _disjoint_ends(
-    key: str, pieces: Sequence[tuple[int, int]], first: int, span: int, count: int
+    key: str,
+    pieces: Sequence[tuple[int, int]],
+    first: int,
+    span: int,
+    count: int,
 ) -> list[int]:
     """Ends of `count` disjoint spans inside `pieces` (start, end), ascending, every placement
     equally likely.
@@ -175,28 +190,31 @@ def _disjoint_ends(
     """
 
     def ways(size: int, spans: int) -> int:
-        return math.comb(size - spans * span + spans, spans) if size >= spans * span else 0
+        slack = size - spans * span
+        return math.comb(slack + spans, spans) if slack >= 0 else 0
 
     # after[i][n]: the ways to place n spans in pieces[i:].
     after = [[1] + [0] * count]
     for start, end in reversed(pieces):
-        own = [ways(end - start, n) for n in range(min(count, (end - start) // span) + 1)]
+        own = [ways(end - start, n) for n in range(count + 1)]
         rest = after[0]
-        after.insert(
-            0, [sum(w * rest[n - i] for i, w in enumerate(own[: n + 1])) for n in range(count + 1)]
-        )
+        totals = []
+        for n in range(count + 1):
+            totals.append(sum(own[i] * rest[n - i] for i in range(n + 1)))
+        after.insert(0, totals)
     ends = []
     left = count
     for (start, end), here, rest in zip(pieces, after, after[1:], strict=False):
         pick = (draw_integer(key, "piece", start - first) * here[left]) >> 128
         n = 0
         while pick >= (share := ways(end - start, n) * rest[left - n]):
-            pick = pick - share
-            n = n + 1
+            pick -= share
+            n += 1
         # Stars and bars: sorted distinct draws from slack + n values, less their rank, are the
         # gaps' prefix sums.
-        marks = sorted(_distinct(key, end - start - n * span + n, n, start - first))
-        ends += [start + mark - rank + (rank + 1) * span for rank, mark in enumerate(marks)]
+        slack = end - start - n * span
+        for rank, place in enumerate(sorted(_distinct(key, slack + n, n, start - first))):
+            ends.append(start + place - rank + (rank + 1) * span)
         left -= n
     return ends
 
@@ -213,4 +231,5 @@ def _distinct(key: str, population: int, count: int, offset: int) -> set[int]:
 def draw_integer(key: str, purpose: str, index: int) -> int:
     """A 128-bit integer that depends on its arguments alone; reduced modulo n its bias is below n /
     2^128."""
-    return int.from_bytes(hashlib.sha256(f"{key}|{purpose}|{index}".encode()).digest()[:16], "big")
+    digest = hashlib.sha256(f"{key}|{purpose}|{index}".encode()).digest()
+    return int.from_bytes(digest[:16], "big")

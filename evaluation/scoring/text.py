@@ -6,8 +6,7 @@ EOS and
 - `as-trained`: exactly as stored, a leading BOS included where the store wrote one;
 - `none`: without any BOS;
 - `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so
-    that BOS is
-one of the L inputs and displaces the oldest token, at every L alike.
+  that BOS is one of the L inputs and displaces the oldest token, at every L alike.
 
 Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS is removed and is not
 a target either.

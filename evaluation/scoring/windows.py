@@ -38,15 +38,17 @@ class TargetWindows:
     def __len__(self) -> int:
         return len(self.end)
 
-    def rows(self) -> list[tuple[int, int, int]]:
-        """(document, end, keep) of each window."""
-        columns = (self.document.tolist(), self.end.tolist(), self.keep.tolist())
-        return list(zip(*columns, strict=True))
+    def rows(self) -> list[list[int]]:
+        """[document, end, keep] of each window."""
+        return np.stack([self.document, self.end, self.keep], axis=1).tolist()
 
     def take(self, rows: np.ndarray) -> "TargetWindows":
         """Some of the windows."""
         return TargetWindows(
-            self.document[rows], self.end[rows], self.inputs[rows], self.keep[rows]
+            document=self.document[rows],
+            end=self.end[rows],
+            inputs=self.inputs[rows],
+            keep=self.keep[rows],
         )
 
     @property
@@ -71,9 +73,11 @@ class TargetWindows:
 def fixed_windows(targets: TargetSet, length: int) -> TargetWindows:
     """`fixed-targets`: one window of `length` inputs per span; target k of K sees length - K + k
     tokens."""
-    n = len(targets.end)
     return TargetWindows(
-        targets.document, targets.end, np.full(n, length), np.full(n, targets.span)
+        document=targets.document,
+        end=targets.end,
+        inputs=np.full_like(targets.end, length),
+        keep=np.full_like(targets.end, targets.span),
     )
 
 
@@ -86,7 +90,10 @@ def _stepped(document: int, end: int, stop: int, length: int, step: int) -> Iter
 
 
 def sliding_windows(
-    text: EvaluationText, documents: np.ndarray, length: int, stride: int
+    text: EvaluationText,
+    documents: np.ndarray,
+    length: int,
+    stride: int,
 ) -> TargetWindows:
     """`sliding`: the last `stride` outputs count, all of the first window, and the tail with full
     context."""
@@ -100,7 +107,10 @@ def sliding_windows(
 
 
 def block_windows(
-    text: EvaluationText, documents: np.ndarray, length: int, longest: int
+    text: EvaluationText,
+    documents: np.ndarray,
+    length: int,
+    longest: int,
 ) -> TargetWindows:
     """`non-overlapping`: all outputs count; each document cut to a multiple of Lmax, which `length`
     divides.
@@ -118,7 +128,11 @@ def block_windows(
 
 
 def position_windows(
-    text: EvaluationText, documents: np.ndarray, longest: int, per_document: int, seed: int
+    text: EvaluationText,
+    documents: np.ndarray,
+    longest: int,
+    per_document: int,
+    seed: int,
 ) -> TargetWindows:
     """`by-position`: windows of Lmax at seeded random offsets (they may overlap), all outputs
     count."""

@@ -85,7 +85,10 @@ def analyze(result: EvaluationResult) -> Analysis:
 
 
 def _add_levels(
-    table: ResultsTable, result: EvaluationResult, label: str, rules: VerdictRules
+    table: ResultsTable,
+    result: EvaluationResult,
+    label: str,
+    rules: VerdictRules,
 ) -> None:
     """NLL and gain over truncation at every length; the note of `nll` is the scheme as
     evaluated."""
@@ -113,7 +116,10 @@ def _add_levels(
 
 
 def _add_changes(
-    table: ResultsTable, result: EvaluationResult, label: str, rules: VerdictRules
+    table: ResultsTable,
+    result: EvaluationResult,
+    label: str,
+    rules: VerdictRules,
 ) -> None:
     """Changes from NLL(as trained, L0) with their verdicts."""
     name = name_of(label)

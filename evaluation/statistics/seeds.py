@@ -53,7 +53,10 @@ def change(a: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> SeedInterv
 
 
 def _interval(
-    schemes: tuple[np.ndarray, ...], values: np.ndarray, alpha: float, family: int
+    schemes: tuple[np.ndarray, ...],
+    values: np.ndarray,
+    alpha: float,
+    family: int,
 ) -> SeedInterval:
     """`values` (D,): the seed-averaged estimate of each unit."""
     if not all(np.isfinite(scheme).all() for scheme in schemes):

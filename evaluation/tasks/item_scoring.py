@@ -13,7 +13,10 @@ from model import TokenPositions, Transformer
 
 
 def token_positions(
-    placed: PositionedTokens, rows: slice, length: int, device: torch.device | str
+    placed: PositionedTokens,
+    rows: slice,
+    length: int,
+    device: torch.device | str,
 ) -> TokenPositions:
     """The positions of some rows; `length` is their declared length."""
     order, position, document = (

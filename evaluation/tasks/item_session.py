@@ -74,7 +74,11 @@ def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[in
     for shortest, longest in settings.ranges(data.source.bounds):
         try:
             items = SymbolItems(
-                task, (shortest, longest), purpose="evaluation", seed=settings.seed, bos=data.bos
+                task,
+                (shortest, longest),
+                purpose="evaluation",
+                seed=settings.seed,
+                bos=data.bos,
             )
             positions = PLAIN if settings.positions is None else data.positions
             positions.check(items.width)
@@ -116,25 +120,14 @@ class ItemSession(CellSession):
             task=task,
             drawn=self.drawn,
             methods=methods,
-            schemes=run.model.schemes(methods),
             facts={"task": task.name, "tokenizer_hash": run.tokenizer.hash},
-            absent=run.model.absent_cells(
-                methods,
-                list(self.drawn),
-                refuse=settings.unreachable == "refuse",
-                ends={longest: drawn.position_end for longest, drawn in self.drawn.items()},
-            ),
         )
-        super().__init__(result, run.cells, console, EvaluationRanks())
+        lengths = {longest: drawn.position_end for longest, drawn in self.drawn.items()}
+        super().__init__(result, lengths, run.cells, console, EvaluationRanks())
         self.title = f"{settings.items} items of the task {task.name}"
 
     def cells(self) -> list[EvaluationCell]:
-        return [
-            self._cell(method, drawn)
-            for method in self.result.methods
-            for drawn in self.drawn.values()
-            if (method.label, drawn.longest) not in self.result.absent
-        ]
+        return [self._cell(method, self.drawn[length]) for method, length in self.places()]
 
     def _cell(self, method: Method, drawn: DrawnLength) -> EvaluationCell:
         inputs = drawn.rows.inputs.shape[1]
@@ -150,7 +143,11 @@ class ItemSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         drawn = self.drawn[cell.length]
         n = len(drawn.rows.inputs)

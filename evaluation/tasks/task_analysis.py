@@ -90,7 +90,11 @@ def _row(result: TaskResult, method: str, length: int) -> dict:
 
 
 def _grid(
-    result: TaskResult, method: str, length: int, places: np.ndarray, doubles: bool
+    result: TaskResult,
+    method: str,
+    length: int,
+    places: np.ndarray,
+    doubles: bool,
 ) -> list[dict]:
     """A cell for each place of an item (n,); `doubles`: up to twice the place, and not at 0."""
     unit = result.drawn.unit
@@ -122,7 +126,10 @@ def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> dict:
 
 
 def unit_interval(
-    means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float
+    means: np.ndarray,
+    hits: np.ndarray,
+    unit: np.ndarray,
+    alpha: float,
 ) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
     mean = interval(means, alpha=alpha)

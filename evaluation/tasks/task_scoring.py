@@ -60,7 +60,10 @@ class TaskScorer:
 
     @torch.no_grad()
     def __call__(
-        self, prompts: np.ndarray, candidates: np.ndarray, length: int
+        self,
+        prompts: np.ndarray,
+        candidates: np.ndarray,
+        length: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         tokens = torch.from_numpy(prompts).to(self.device)
         answers = torch.from_numpy(candidates).to(self.device)
@@ -86,10 +89,18 @@ class TaskScorer:
         return torch.stack(nll, dim=1).cpu().numpy(), greedy[0].cpu().numpy()
 
     def _logits(
-        self, tokens: Tensor, offset: int, length: int, cache: Cache, keep: int | None = None
+        self,
+        tokens: Tensor,
+        offset: int,
+        length: int,
+        cache: Cache,
+        keep: int | None = None,
     ) -> Tensor:
         positions = TokenPositions.plain(
-            tokens.shape[1], offset=offset, length=length, device=self.device
+            tokens.shape[1],
+            offset=offset,
+            length=length,
+            device=self.device,
         )
         return self.model(tokens, positions, cache=cache, keep=keep)
 

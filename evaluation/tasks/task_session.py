@@ -52,23 +52,15 @@ class TaskSession(CellSession):
             subject=subject,
             drawn=drawn,
             methods=methods,
-            schemes=subject.schemes(methods),
             facts=facts,
-            absent=subject.absent_cells(
-                methods, drawn.lengths, refuse=settings.unreachable == "refuse"
-            ),
         )
-        super().__init__(result, cells, console, EvaluationRanks())
+        lengths = {length: length for length in drawn.lengths}
+        super().__init__(result, lengths, cells, console, EvaluationRanks())
         self.title = f"{drawn.count} items of {drawn.candidates} candidates"
         self.drawn = drawn
 
     def cells(self) -> list[EvaluationCell]:
-        return [
-            self._cell(method, length)
-            for method in self.result.methods
-            for length in self.drawn.lengths
-            if (method.label, length) not in self.result.absent
-        ]
+        return [self._cell(method, length) for method, length in self.places()]
 
     def _cell(self, method: Method, length: int) -> EvaluationCell:
         inputs = min(length, self.subject.trained_length) if method.truncates else length
@@ -84,7 +76,11 @@ class TaskSession(CellSession):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         inputs = int(cell.inputs[0])
         n = self.drawn.count

@@ -72,9 +72,15 @@ def write_config(
 
 def _own(kind: LayerKind) -> dict[str, Any]:
     """The settings of one kind of layers that a config.json may contain."""
-    own = {name: getattr(kind, name) for name in ("heads", "kv_heads", "head_dim")}
-    own["attention_multiplier"] = kind.attention_scale
-    return own | {f"mixer.{key}": value for key, value in resolved_mixer(kind).items()}
+    own: dict[str, Any] = {
+        "heads": kind.heads,
+        "kv_heads": kind.kv_heads,
+        "head_dim": kind.head_dim,
+        "attention_multiplier": kind.attention_scale,
+    }
+    for key, value in resolved_mixer(kind).items():
+        own[f"mixer.{key}"] = value
+    return own
 
 
 def _written(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +107,9 @@ def _rope_parameters(
         by_type[name] = _rotary_settings(model, family, layers, native)
     # They read `truncate` beside the nested form.
     truncated = [own.pop("truncate") for own in by_type.values() if "truncate" in own]
-    return by_type | ({"truncate": truncated[0]} if truncated else {})
+    if truncated:
+        by_type["truncate"] = truncated[0]
+    return by_type
 
 
 def _rotary_settings(
@@ -116,13 +124,11 @@ def _rotary_settings(
     assert table is not None
     parameters = table.parameters(model.shape.original, native)
     if family.partial:
-        # Half a feature more, so that rounding cannot lose a pair.
         dims = 2 * len(table.frequencies)
         share = dims / kind.head_dim
-        is_exact = int(kind.head_dim * share) == dims
-        parameters.setdefault(
-            "partial_rotary_factor", share if is_exact else (dims + 0.5) / kind.head_dim
-        )
+        if int(kind.head_dim * share) != dims:
+            share = (dims + 0.5) / kind.head_dim  # so that rounding does not lose a pair
+        parameters.setdefault("partial_rotary_factor", share)
     temperature = kind.position.temperature
     if isinstance(temperature, Ministral3Temperature):
         parameters |= {
@@ -137,7 +143,8 @@ def weights(
 ) -> dict[str, Tensor]:
     """The weights by their names in transformers, with factors folded in and rows of queries and
     keys in the layout of transformers."""
-    ours, theirs = choice.ours, choice.theirs
+    ours = choice.ours
+    theirs = choice.theirs
     assert choice.model_type and ours and theirs
     family = FAMILIES[choice.model_type]
     own = by_part(state, model)
@@ -190,22 +197,26 @@ def _multiply_queries(own: dict[str, Tensor], prefix: str, kind: LayerKind, fact
     for name in names:
         if name in own:
             weight = own[name]
-            rows = factor.repeat_interleave(weight.shape[0] // len(factor))
-            scaled = weight.double() * rows.view(-1, *[1] * (weight.ndim - 1))
-            own[name] = scaled.to(weight.dtype)
+            by_row = factor.repeat_interleave(len(weight) // len(factor))
+            if weight.ndim == 2:
+                by_row = by_row[:, None]
+            own[name] = (weight.double() * by_row).to(weight.dtype)
 
 
 def _to_half(own: dict[str, Tensor], prefix: str, kind: LayerKind, table: RopeTable) -> None:
     rotated = 2 * len(table.frequencies)
-    norm_heads = (1, 1) if kind.qk_norm is True else (kind.heads, kind.kv_heads)
+    has_shared_norms = kind.qk_norm is True  # of one head
     rows = {
         "wq": (kind.heads, 0),
         "wk": (kind.kv_heads, 0),
-        "q_norm": (norm_heads[0], 0),
-        "k_norm": (norm_heads[1], 0),
+        "q_norm": (1 if has_shared_norms else kind.heads, 0),
+        "k_norm": (1 if has_shared_norms else kind.kv_heads, 0),
     }
     if kind.mixer.name == "latent":  # the slice follows what is not rotated
-        rows = {"wq": (kind.heads, kind.mixer.unrotated_dim), "w_down": (1, kind.mixer.rank)}
+        rows = {
+            "wq": (kind.heads, kind.mixer.unrotated_dim),
+            "w_down": (1, kind.mixer.rank),
+        }
     for module, (heads, start) in rows.items():
         for name in (f"{prefix}{module}.weight", f"{prefix}{module}.bias"):
             if name in own:

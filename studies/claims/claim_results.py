@@ -47,15 +47,16 @@ class MeasuredValues:
 
     def __init__(self, claim: ClaimSettings, cells: Sequence[dict]):
         self.claim = claim
-        self._cells = {tuple(cell["axes"].items()): cell for cell in cells}
+        self._cells = {frozenset(cell["axes"].items()): cell for cell in cells}
 
     def cell(self, value: dict, seed: str) -> dict:
         axes = self.claim.arm(value) | {SEED: seed}
-        return self._cells[tuple((axis, axes[axis]) for axis in self.claim.grid)]
+        return self._cells[frozenset(axes.items())]
 
     def evaluation(self, value: dict, seed: str) -> str:
         """The evaluation that a value names, or the first one of its cell."""
-        return value.get("evaluation") or next(iter(self.cell(value, seed)["evaluations"]))
+        name = value.get("evaluation")
+        return name or next(iter(self.cell(value, seed)["evaluations"]))
 
     def row(self, value: dict, seed: str) -> dict:
         """The stored row of a value. Raises StudyError if it was not measured."""
@@ -154,18 +155,22 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
             solved=solved,
             difference=settings.expect == "positive",
         )
-    learned = {", ".join(arm.values()): _learned(claim, arm, table) for arm in claim.arms}
-    word = decide(list(comparisons.values()))
-    p = p_value(list(comparisons.values()))
-    if not all(map(enough_learned, learned.values())):
-        word = NOT_LEARNED
-        p = 1.0
+    primaries = list(comparisons.values())
+    word = decide(primaries)
+    p = p_value(primaries)
+    learned = {}
+    for arm in claim.arms:
+        runs = _learned(claim, arm, table)
+        learned[", ".join(arm.values())] = int(runs.sum())
+        if not enough_learned(runs):
+            word = NOT_LEARNED
+            p = 1.0
     share = ALPHA / len(comparisons)
     return ClaimVerdict(
         word=word,
         comparisons=comparisons,
         ends={name: comparison.interval(share) for name, comparison in comparisons.items()},
-        learned={arm: int(runs.sum()) for arm, runs in learned.items()},
+        learned=learned,
         seeds=len(claim.seeds),
         p=p,
     )

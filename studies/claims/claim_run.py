@@ -197,12 +197,13 @@ class Claim:
 
     def pilot_values(self, results: dict) -> dict[str, np.ndarray]:
         """The value of each comparison on each pilot seed."""
-        values = MeasuredValues(self.settings, results["cells"])
-        seeds = list(dict.fromkeys(cell["axes"][SEED] for cell in results["cells"]))
-        return {
-            name: np.array([values.comparison(comparison.value, seed)[0] for seed in seeds])
-            for name, comparison in self.settings.comparisons.items()
-        }
+        measured = MeasuredValues(self.settings, results["cells"])
+        seeds = dict.fromkeys(cell["axes"][SEED] for cell in results["cells"])
+        values = {}
+        for name, comparison in self.settings.comparisons.items():
+            numbers = [measured.comparison(comparison.value, seed) for seed in seeds]
+            values[name] = np.array([number for number, _ in numbers])
+        return values
 
     def check_power(self, console: Console) -> None:
         """Raise StudyError if the seeds cannot show δ: by the SD of pilot seeds, or for a solved
@@ -227,9 +228,8 @@ class Claim:
         if not file.is_file():
             console.info(f"{self.name}: no pilot; whether its seeds can show delta is not known")
             return
-        sds = {
-            name: sd_bound(values) for name, values in self.pilot_values(read_object(file)).items()
-        }
+        pilot = self.pilot_values(read_object(file))
+        sds = {name: sd_bound(values) for name, values in pilot.items()}
         needed = detectable(seeds, len(sds))
         for name, comparison in comparisons.items():
             if comparison.solved is None and comparison.delta < needed * sds[name]:

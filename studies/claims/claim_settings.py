@@ -125,19 +125,17 @@ class ClaimSettings(StudySettings):
     @property
     def arms(self) -> list[dict[str, str]]:
         """The arms that the comparisons read."""
-        read = [v for each in self.comparisons.values() for v in values_in(each.value)]
-        arms = {tuple(self.arm(value).items()): self.arm(value) for value in read}
-        return list(arms.values())
+        arms = []
+        for comparison in self.comparisons.values():
+            for value in values_in(comparison.value):
+                arm = self.arm(value)
+                if arm not in arms:
+                    arms.append(arm)
+        return arms
 
     def conditions(self, arm: dict[str, str]) -> list[LearnedSettings]:
         """The conditions of an arm."""
-        return [
-            each
-            for each in self.learned
-            if all(
-                str(each.value[axis]) == label for axis, label in arm.items() if axis in each.value
-            )
-        ]
+        return [each for each in self.learned if self.arm(arm | each.value) == arm]
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClaimSettings":
@@ -162,8 +160,9 @@ class ClaimSettings(StudySettings):
         for name, comparison in comparisons.items():
             for value in values_in(comparison.value):
                 problems += self._value_problems(f"primary.{name}", value)
-                absent = [a for a in self.axes if a not in value and len(self.grid[a]) > 1]
-                problems += [f"primary.{name}: {value} names no {axis}" for axis in absent]
+                for axis in self.axes:
+                    if axis not in value and len(self.grid[axis]) > 1:
+                        problems.append(f"primary.{name}: {value} names no {axis}")
             if comparison.solved is not None and not _is_of_arms(comparison.value):
                 problems.append(f"primary.{name}.solved requires a value of an arm or minus of two")
         for condition in self.learned:

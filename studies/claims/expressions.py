@@ -26,7 +26,9 @@ FROM = "from"  # the length that a change begins at
 
 def operator_of(tree: Expression) -> str | None:
     """The operator of an expression; None for a number or a value."""
-    return next((key for key in tree if key in OPERATORS), None) if isinstance(tree, dict) else None
+    if not isinstance(tree, dict):
+        return None
+    return next((key for key in tree if key in OPERATORS), None)
 
 
 def expanded(tree: Expression, axes: list[str], more: dict[str, str]) -> Expression:
@@ -69,5 +71,6 @@ def evaluate(tree: Expression, read: Read) -> Any:
     """The number of an expression for each element of what `read` returns."""
     name = operator_of(tree)
     if name is not None:
-        return OPERATORS[name][1](*(evaluate(operand, read) for operand in tree[name]))
+        _, function = OPERATORS[name]
+        return function(*(evaluate(operand, read) for operand in tree[name]))
     return read(tree) if isinstance(tree, dict) else tree

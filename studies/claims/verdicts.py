@@ -51,8 +51,8 @@ class PrimaryComparison:
     def estimate(self) -> float:
         if not self.solved:
             return float(self.values.mean())
-        shares = [float(arm.mean()) for arm in self.solved]
-        return shares[0] - (shares[1] if len(shares) > 1 else 0.0)
+        share, *other = [float(arm.mean()) for arm in self.solved]
+        return share - sum(other)
 
     def interval(self, alpha: float) -> tuple[float, float]:
         """(low, high) at level 1 − alpha."""
@@ -71,8 +71,12 @@ class PrimaryComparison:
 
 def clopper_pearson(hits: int, n: int, alpha: float) -> tuple[float, float]:
     """(low, high) of a share at level 1 − alpha (Clopper and Pearson 1934)."""
-    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, alpha / 2))
-    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - alpha / 2))
+    low = 0.0
+    high = 1.0
+    if hits > 0:
+        low = float(betaincinv(hits, n - hits + 1, alpha / 2))
+    if hits < n:
+        high = float(betaincinv(hits + 1, n - hits, 1 - alpha / 2))
     return low, high
 
 
@@ -98,8 +102,10 @@ def decide(primaries: Sequence[PrimaryComparison], alpha: float = ALPHA) -> str:
         return REFUTED
     if all(reproduced):
         return REPRODUCED
-    has_sign = all(primary.difference for primary in primaries) and all(low > 0 for low, _ in ends)
-    return SIGN_ONLY if has_sign else INCONCLUSIVE
+    are_differences = all(primary.difference for primary in primaries)
+    if are_differences and all(low > 0 for low, _ in ends):
+        return SIGN_ONLY
+    return INCONCLUSIVE
 
 
 def p_value(primaries: Sequence[PrimaryComparison]) -> float:
@@ -139,4 +145,5 @@ def detectable(seeds: int, primaries: int, alpha: float = ALPHA, power: float = 
 def sd_bound(values: np.ndarray) -> float:
     """Upper bound of the SD of normal values, at level SD_LEVEL."""
     df = len(values) - 1
-    return float(values.std(ddof=1)) * math.sqrt(df / float(chdtri(df, SD_LEVEL)))
+    quantile = float(chdtri(df, SD_LEVEL))
+    return float(values.std(ddof=1)) * math.sqrt(df / quantile)

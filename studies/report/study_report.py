@@ -139,7 +139,8 @@ def write_report(results: dict, folder: Path) -> StudyReport:
     write_text(files[0], page(text, folder))
     write_text(files[1], text)
     write_results(files[2], [*losses, *others], study=study.name)
-    return StudyReport([*files, *pictures], overview(losses[0]) if losses else None, lead)
+    table = overview(losses[0]) if losses else None
+    return StudyReport([*files, *pictures], table, findings=lead)
 
 
 def findings(r: LossComparison) -> list[str]:

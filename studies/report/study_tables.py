@@ -29,16 +29,20 @@ def costs(study: StoredStudy, group: Group) -> ReportTable:
         training = cell.record.get("training")
         if training and cell.group == group:
             facts = training | cell.record["timing"]
-            records.append({"scheme": cell.scheme} | {key: facts.get(key) for key in COSTS})
+            numbers = {key: facts.get(key) for key in COSTS}
+            records.append({"scheme": cell.scheme, **numbers})
             machine = facts.get("machine", {})
-            machines |= dict.fromkeys(machine.get("gpus") or [machine.get("processor", "unknown")])
-    numbers = pd.DataFrame(records, columns=["scheme", *COSTS]).set_index("scheme").astype(float)
-    numbers["peak_memory_bytes"] /= MIB
+            names = machine.get("gpus") or [machine.get("processor", "unknown")]
+            machines |= dict.fromkeys(names)
+    table = pd.DataFrame(records, columns=["scheme", *COSTS])
+    table = table.set_index("scheme").astype(float)
+    table["peak_memory_bytes"] /= MIB
+    means = table.groupby(level=0, sort=False).mean()
     rows: list[list[Cell]] = []
-    for scheme, means in numbers.groupby(level=0, sort=False).mean().iterrows():
+    for scheme, own in means.iterrows():
         row: list[Cell] = [str(scheme)]
         for key, (_, form) in COSTS.items():
-            row.append(NONE if pd.isna(means[key]) else format(means[key], form))
+            row.append(NONE if pd.isna(own[key]) else format(own[key], form))
         rows.append(row)
     columns = ["scheme", *(column for column, _ in COSTS.values())]
     note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."

@@ -27,16 +27,23 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     rates = []
     for run in runs:
         color = styles[run.name].color
-        losses.append(_curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22))
-        losses.append(_curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4))
+        each_step = _curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22)
+        smoothed = _curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4)
+        losses += [each_step, smoothed]
         rates.append(_curve(run.of("lr"), "", color, width=1.3))
         by_length = run.of("held_out").groupby("length")
         by_color = styles_of([str(length) for length, _ in by_length])
         for length, rows in by_length:
-            name = f"{run.name}, {length:,} ({length / run.train_length:g} × L0)"
             style = by_color[str(length)]
-            own = style.color if len(runs) == 1 else color
-            held_out.append(_curve(rows, name, own, width=1.3, marker=style.marker, size=3.6))
+            curve = _curve(
+                rows,
+                f"{run.name}, {length:,} ({length / run.train_length:g} × L0)",
+                style.color if len(runs) == 1 else color,
+                width=1.3,
+                marker=style.marker,
+                size=3.6,
+            )
+            held_out.append(curve)
 
     def scales(axes: Axes) -> None:
         axes.set_xlim(0)
@@ -51,7 +58,8 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     def loss_panel(curves: Sequence[Curve], y: str, height: float) -> Panel:
         def loss_scales(axes: Axes) -> None:
             scales(axes)
-            values = np.concatenate([c.y[c.x >= EARLY * c.x[-1]] for c in curves])
+            shown = [curve.y[curve.x >= EARLY * curve.x[-1]] for curve in curves]
+            values = np.concatenate(shown)
             low, high = np.nanpercentile(values, [0.5, 99.5])  # without outlying steps
             room = max(high - low, 0.05)
             axes.set_ylim(low - 0.08 * room, high + 0.12 * room)
@@ -64,17 +72,16 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
         Panel(rates, y="learning rate", scales=scales, height=1.1),
     ]
     lengths = dict.fromkeys(f"{run.train_length:,}" for run in runs)
-    text = FigureText(
-        f"Training of {len(runs)} runs" if len(runs) > 1 else f"Training of {runs[0].name}",
-        "; ".join([f"trained at {', '.join(lengths)} tokens", *differences(runs)]),
-        NOTE,
-    )
+    name = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name
+    subtitle = "; ".join([f"trained at {', '.join(lengths)} tokens", *differences(runs)])
+    text = FigureText(f"Training of {name}", subtitle, NOTE)
     return panels(shown, text, x="target tokens trained on")
 
 
 def _curve(rows: pd.DataFrame, name: str, color: str, **style) -> Curve:
     """A measure over tokens; a name is followed by the last finite value."""
+    x = rows.tokens.to_numpy(dtype=float)
     y = rows.value.to_numpy(dtype=float)
     known = y[np.isfinite(y)]
     label = f"{name}  {known[-1]:.3f}" if name and len(known) else ""
-    return Curve(label, rows.tokens.to_numpy(dtype=float), y, color, **style)
+    return Curve(label, x, y, color, **style)

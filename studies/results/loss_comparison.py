@@ -20,13 +20,7 @@ from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.seeds import change, compare
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 from studies.results.losses import Rows, StudyLosses, unit_nll
-from studies.results.stored import (
-    CONFIDENCE,
-    TOLERANCE,
-    StoredStudy,
-    StudyVariant,
-    title_of,
-)
+from studies.results.stored import StoredStudy, StudyVariant, title_of
 
 
 @dataclass(kw_only=True)
@@ -69,7 +63,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     units = facts["units"]
     unigram = facts.get("unigram_unit_nll")
     variants = {v.name: v for v in losses.variants if v.name in losses.reference}
-    primary = [n for n in declared.get("lengths") or losses.lengths if n in losses.lengths]
+    asked = declared["lengths"] or losses.lengths
+    primary = [length for length in asked if length in losses.lengths]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     absent = losses.missing.keys() - losses.failed
     judged = [
@@ -78,7 +73,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         for length in losses.lengths
         if length > facts["trained_length"] and (variant.name, length) not in absent
     ]
-    differences = declared.get("family") or (len(losses.variants) - 1) * len(primary)
+    differences = declared["family"] or (len(losses.variants) - 1) * len(primary)
     r = LossComparison(
         title=title_of(losses.name, losses.group),
         place={"evaluation": losses.name, **dict(losses.group)},
@@ -94,8 +89,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         primary=primary,
         family=max(1, len(judged)),
         difference_family=max(1, differences),
-        tolerance=declared.get("tolerance") or facts.get("tolerance") or TOLERANCE,
-        confidence=declared.get("confidence") or facts.get("confidence") or CONFIDENCE,
+        tolerance=declared["tolerance"],
+        confidence=declared["confidence"],
         unigram=None if unigram is None else float(np.mean(unigram)),
     )
     for name in variants:
@@ -155,7 +150,13 @@ def _add_reach(r: LossComparison, name: str) -> None:
     # Without overlap a longer window also has fewer targets with little context.
     if losses.facts["protocol"] == "non-overlapping" or not r.is_precise(name):
         return
-    rows = {n: losses.rows[name, n] for n in losses.lengths if (name, n) in losses.rows}
+    rows = {}
+    failed = []
+    for length in losses.lengths:
+        if (name, length) in losses.rows:
+            rows[length] = losses.rows[name, length]
+        if (name, length) in losses.failed:
+            failed.append(length)
     if len(rows) < 2:
         return
     *shorter, longest = rows.values()
@@ -163,8 +164,11 @@ def _add_reach(r: LossComparison, name: str) -> None:
     if not seeds:
         return
     nll = {length: unit_nll(measured, seeds) for length, measured in rows.items()}
-    failed = [n for n in losses.lengths if (name, n) in losses.failed]
-    add_reach(r.table, name, list(nll), lambda a, b: nll[a] - nll[b], r.rules, failed)
+
+    def gain(a: int, b: int) -> np.ndarray:
+        return nll[a] - nll[b]
+
+    add_reach(r.table, name, list(nll), gain, r.rules, failed)
 
 
 def _add_repeated(r: LossComparison, name: str) -> None:
@@ -180,7 +184,10 @@ def _add_repeated(r: LossComparison, name: str) -> None:
 
 
 def _add_difference(
-    r: LossComparison, variant: StudyVariant, baseline: StudyVariant, length: int
+    r: LossComparison,
+    variant: StudyVariant,
+    baseline: StudyVariant,
+    length: int,
 ) -> None:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = r.losses.rows.get((variant.name, length), {})

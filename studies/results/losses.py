@@ -46,13 +46,15 @@ class StudyLosses:
 
     def seeds(self, name: str, length: int) -> list[str]:
         """The seeds measured at this length and as trained at the trained length."""
+        measured = self.rows.get((name, length), {})
         reference = self.reference.get(name, {})
-        return [seed for seed in self.rows.get((name, length), {}) if seed in reference]
+        return [seed for seed in measured if seed in reference]
 
     def shift(self, name: str, length: int) -> np.ndarray:
         """(S, D) NLL at this length minus NLL as trained at the trained length."""
         seeds = self.seeds(name, length)
-        return unit_nll(self.rows[name, length], seeds) - unit_nll(self.reference[name], seeds)
+        nll = unit_nll(self.rows[name, length], seeds)
+        return nll - unit_nll(self.reference[name], seeds)
 
     def add(self, variant: StudyVariant, seed: str, result: dict) -> None:
         """Add the results of a cell for a variant of its scheme."""
@@ -103,9 +105,9 @@ def unit_nll(
 def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | None:
     """The losses of one evaluation in one group; None for another protocol or no results."""
     results, excluded = study.results(name, group)
-    if not results or results[0][2].get("protocol") not in PROTOCOLS:
+    if not results or results[0][2]["protocol"] not in PROTOCOLS:
         return None
-    facts = {k: v for k, v in results[0][2].items() if k not in ("cells", "summary")}
+    _, _, facts = results[0]
     losses = StudyLosses(name, group, study.variants, facts, excluded)
     for variant, cell, result in results:
         losses.add(variant, cell.seed, result)

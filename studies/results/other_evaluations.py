@@ -58,7 +58,8 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
     )
     for rows in seeds.values():
         mean = float(np.mean([row.value for row in rows]))
-        r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
+        row = rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict="")
+        r.table.put(row)
     lengths = {length for _, _, length in units}
     family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length), values in units.items():

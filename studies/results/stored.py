@@ -66,13 +66,13 @@ class StoredStudy:
     @property
     def baseline(self) -> str:
         """The variant that the others are compared with."""
-        return self.declared.get("baseline") or self.variants[0].name
+        return self.declared["baseline"] or self.variants[0].name
 
     @property
     def evaluations(self) -> list[str]:
         """Names of all evaluations with results in the order of the study, the primary first."""
-        measured = {name for cell in self.cells for name in cell.record.get("evaluations") or {}}
-        order = dict.fromkeys([self.declared.get("primary"), *self.settings["evaluations"]])
+        measured = {name for cell in self.cells for name in cell.record["evaluations"]}
+        order = dict.fromkeys([self.declared["primary"], *self.settings["evaluations"]])
         return [name for name in order if name in measured]
 
     def results(
@@ -84,14 +84,16 @@ class StoredStudy:
         excluded = {}
         for variant in self.variants:
             for cell in self.cells:
-                result = (cell.record.get("evaluations") or {}).get(name)
-                if not result or (cell.scheme, cell.group) != (variant.scheme, group):
+                result = cell.record["evaluations"].get(name)
+                if not result or cell.scheme != variant.scheme or cell.group != group:
                     continue
+                facts = shared_facts(result)
                 if not kept:
-                    first = shared_facts(result)
-                differing = [k for k, fact in shared_facts(result).items() if fact != first[k]]
+                    first = facts
+                    first_id = cell.id
+                differing = [key for key in facts if facts[key] != first[key]]
                 if differing:
-                    excluded[cell.id] = f"{', '.join(differing)} differs from {kept[0][1].id}"
+                    excluded[cell.id] = f"{', '.join(differing)} differs from {first_id}"
                 else:
                     kept.append((variant, cell, result))
         return kept, excluded
@@ -125,14 +127,14 @@ def read_study(results: dict) -> StoredStudy:
         )
     name = results["name"]
     settings = results["study"]
-    axes = dict.fromkeys(axis for cell in results["cells"] for axis in cell["axes"] if axis != SEED)
+    axes = [axis for cell in results["cells"] for axis in cell["axes"] if axis != SEED]
     compared = SCHEME if SCHEME in axes else next(iter(axes), SCHEME)
     cells = []
     for record in results["cells"]:
-        labels = record["axes"]
-        group = tuple((k, label) for k, label in labels.items() if k not in (compared, SEED))
-        scheme = labels.get(compared, name)
-        cells.append(StoredCell(record["id"], scheme, labels.get(SEED, "0"), group, record))
+        labels = dict(record["axes"])
+        scheme = labels.pop(compared, name)
+        seed = labels.pop(SEED, "0")
+        cells.append(StoredCell(record["id"], scheme, seed, tuple(labels.items()), record))
     variants = []
     for scheme in dict.fromkeys(cell.scheme for cell in cells):
         own = [

@@ -63,7 +63,8 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
                 rows.append(("change", "", step, ", ".join(changes)))
         elif kind == "validation":
             targets = str(line.get("targets_hash", line.get("targets", "")))
-            for length, nll in sorted((int(n), nll) for n, nll in line["nll"].items()):
+            by_length = {int(length): nll for length, nll in line["nll"].items()}
+            for length, nll in sorted(by_length.items()):
                 rows.append(("held_out", length, step, _number(nll)))
     if not trained:
         raise StudyError(f"{folder} has no trained step yet")
@@ -79,7 +80,9 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
         rows += [(measure, "", step, value) for step, value in steps[measure].items()]
     table = pd.DataFrame(rows, columns=["measure", "length", "step", "value"], dtype=object)
     table["run"] = name
-    table["tokens"] = np.interp(table.step.astype(float), [0, *steps.index], [0, *steps.tokens])
+    known_steps = [0, *steps.index]
+    known_tokens = [0, *steps.tokens]
+    table["tokens"] = np.interp(table.step.astype(float), known_steps, known_tokens)
     return TrainingCurves(
         name=name,
         train_length=run.settings.train_length,

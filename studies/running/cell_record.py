@@ -37,8 +37,10 @@ SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 
 def last_checkpoint(plan: PlannedCell) -> Checkpoint | None:
     """The intact checkpoint of the cell's last step; None if training has not finished."""
+    if not is_run(plan.run):
+        return None
     try:
-        return find_checkpoint(plan.run, step=plan.settings.steps) if is_run(plan.run) else None
+        return find_checkpoint(plan.run, step=plan.settings.steps)
     except TrainingError:  # missing or damaged; train.py resumes from an earlier one
         return None
 
@@ -61,7 +63,10 @@ class CellRecord:
         return self.plan.run / "evaluation" / evaluation.settings.folder / "results.json"
 
     def is_evaluated(
-        self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
+        self,
+        evaluation: PlannedEvaluation,
+        extra: list[str],
+        checkpoint: Checkpoint,
     ) -> bool:
         """Whether intact results of this checkpoint under these settings exist. `extra`: arguments
         of evaluate.py besides the evaluation's own."""
@@ -76,7 +81,10 @@ class CellRecord:
         return True
 
     def mark_evaluated(
-        self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
+        self,
+        evaluation: PlannedEvaluation,
+        extra: list[str],
+        checkpoint: Checkpoint,
     ) -> None:
         self._current.add(evaluation.name)
         self.finished[evaluation.name] = {
@@ -187,7 +195,6 @@ def _timing(plan: PlannedCell, manifest: dict, lines: list[dict]) -> dict:
         "peak_memory_bytes": max((line.get("peak_memory_bytes", 0) for line in lines), default=0)
         or None,
         "machine": attempts[-1].get("machine"),
-        "commit": attempts[-1].get("commit"),
         "attempts": len(attempts),
     }
 
@@ -237,7 +244,8 @@ def data_order(entries: Sequence[dict]) -> list[dict]:
     for entry in entries:
         training = entry["training"]
         if training is not None and training["data_order"] is not None:
-            orders = groups.setdefault(tuple(training[key] for key in SAME_BATCHES), {})
+            key = tuple(training[name] for name in SAME_BATCHES)
+            orders = groups.setdefault(key, {})
             orders.setdefault(training["data_order"], []).append(entry["id"])
     return [
         {
@@ -252,9 +260,11 @@ def data_order(entries: Sequence[dict]) -> list[dict]:
 
 def equal_tokens(entries: Sequence[dict]) -> bool:
     """Whether schemes that agree on all other axes were trained on the same number of tokens."""
-    groups: dict[tuple, set[int]] = {}
+    known: dict[frozenset, int] = {}
     for entry in entries:
         if entry["training"] is not None:
-            axes = tuple(sorted((k, v) for k, v in entry["axes"].items() if k != SCHEME))
-            groups.setdefault(axes, set()).add(entry["training"]["tokens"])
-    return all(len(tokens) == 1 for tokens in groups.values())
+            tokens = entry["training"]["tokens"]
+            others = frozenset(item for item in entry["axes"].items() if item[0] != SCHEME)
+            if known.setdefault(others, tokens) != tokens:
+                return False
+    return True

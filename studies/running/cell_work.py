@@ -68,8 +68,11 @@ class CellWork:
         except (KeyboardInterrupt, SystemExit):  # the latter from SIGTERM before the first step
             self.record.save("pending", None, self.checkpoint)
             return INTERRUPTED
-        self.record.save("failed" if errors else "done", "; ".join(errors) or None, self.checkpoint)
-        return FAILED if errors else 0
+        if errors:
+            self.record.save("failed", "; ".join(errors), self.checkpoint)
+            return FAILED
+        self.record.save("done", None, self.checkpoint)
+        return 0
 
     def _extra(self, evaluation: PlannedEvaluation) -> list[str]:
         return self.call.corpora.arguments(self.plan, evaluation)

@@ -91,7 +91,12 @@ def _run(work: Callable[[], int], log: Path, parent: int) -> None:
 
 def _stream(number: int) -> TextIO:
     return open(
-        number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        number,
+        "w",
+        buffering=1,
+        encoding="utf-8",
+        errors="backslashreplace",
+        closefd=False,
     )
 
 

@@ -52,11 +52,9 @@ class StudyCorpora:
         if evaluation.data is None:
             return []
         prepared = self.of_evaluation(plan, evaluation)
-        return (
-            []
-            if not isinstance(prepared, PreparedData)
-            else [f"{evaluation.store_setting}={prepared.folder}"]
-        )
+        if not isinstance(prepared, PreparedData):
+            return []
+        return [f"{evaluation.store_setting}={prepared.folder}"]
 
     def check(self, plans: Sequence[PlannedCell]) -> None:
         """Prepare all corpora; raises StudyError with every problem of every cell."""

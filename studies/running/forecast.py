@@ -110,8 +110,9 @@ class StudyForecast:
 
 def _kind(plan: PlannedCell) -> str:
     """What cells of different seeds have in common."""
+    settings = plan.settings.model_dump(mode="json", exclude={"seed"})
     evaluations = [(e.name, e.arguments) for e in plan.evaluations]
-    return canonical_hash([plan.settings.model_dump(mode="json", exclude={"seed"}), evaluations])
+    return canonical_hash([settings, evaluations])
 
 
 @cache

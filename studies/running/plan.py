@@ -178,7 +178,10 @@ class StudyPlanner:
             )
 
     def _plan_evaluation(
-        self, name: str, entry: EvaluationEntry, plan: PlannedCell
+        self,
+        name: str,
+        entry: EvaluationEntry,
+        plan: PlannedCell,
     ) -> PlannedEvaluation:
         settings_type = _settings_class(tuple(entry.overrides))
         fields = settings_type.model_fields

@@ -130,7 +130,8 @@ class StudyRunner:
         if time.monotonic() + self.forecast.seconds(plan, work) > self._deadline:
             self.progress.phases[plan.id] = LEFT
             return
-        slot = min(set(range(self._jobs)) - {each.slot for each in self._running.values()})
+        taken = {running.slot for running in self._running.values()}
+        slot = min(set(range(self._jobs)) - taken)
 
         def child() -> int:
             if devices := gpus():
