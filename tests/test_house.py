@@ -67,8 +67,10 @@ SCHEME = RANKS["SCHEMES"]
 
 def sources() -> list[Path]:
     """Every Python file of the product and its tests."""
-    folders = [ROOT / name for name in sorted(PACKAGES)]
-    return sorted([*ROOT.glob("*.py"), *(f for folder in folders for f in folder.rglob("*.py"))])
+    files = list(ROOT.glob("*.py"))
+    for name in PACKAGES:
+        files += (ROOT / name).rglob("*.py")
+    return sorted(files)
 
 
 def texts() -> list[Path]:
@@ -254,8 +256,13 @@ def test_no_absolute_paths():
 
 def test_every_module_has_a_docstring():
     """In tests, the names of the tests say it."""
-    product = [path for path in sources() if path.relative_to(ROOT).parts[0] != "tests"]
-    assert [shown(p) for p in product if parsed(p).body and not ast.get_docstring(parsed(p))] == []
+    wrong = []
+    for path in sources():
+        tree = parsed(path)
+        is_test = path.relative_to(ROOT).parts[0] == "tests"
+        if not is_test and tree.body and not ast.get_docstring(tree):
+            wrong.append(shown(path))
+    assert wrong == []
 
 
 def test_no_todo_comments():

@@ -119,7 +119,9 @@ def check_flip_flop(task, item):
 
 def check_recall(task, item):
     mark = item.symbols.index("?")
-    table = dict(zip(item.symbols[0:mark:2], item.symbols[1:mark:2], strict=True))
+    keys = item.symbols[0:mark:2]
+    values = item.symbols[1:mark:2]
+    table = dict(zip(keys, values, strict=True))
     assert 2 * len(table) == mark
     asked = item.symbols[mark + 1 :: 2]
     assert len(set(asked)) == len(asked) == min(task.queries, len(table))

@@ -82,7 +82,8 @@ class Definition:
                 out += [(d, i, (i - 1) // length * length) for i in range(1, last + 1)]
             else:
                 stride = self.row["stride"] or length // 8
-                out += [(d, i, self.slid(i, length, stride, len(ids))) for i in range(1, len(ids))]
+                for i in range(1, len(ids)):
+                    out.append((d, i, self.slid(i, length, stride, len(ids))))
         return out
 
     @staticmethod
@@ -212,7 +213,8 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
             assert np.abs(nll - want[kept]).max() < tolerance
             assert result.document.tolist() == [d for d, _, _ in np.array(contexts)[kept]]
             if row["dtype"] == "bfloat16":
-                few = sorted({round(i) for i in np.linspace(0, len(plan.windows[length]) - 1, 32)})
+                last = len(plan.windows[length]) - 1
+                few = sorted({round(i) for i in np.linspace(0, last, 32)})
                 of_window = np.repeat(
                     np.arange(len(plan.windows[length])), plan.windows[length].keep
                 )

@@ -87,3 +87,10 @@ def test_top_p_matches_full_sort(top_p):
     assert sizes[0] < 512
     assert (sizes[1] > 512) == (top_p > 0.1)
     assert torch.equal(sampling.probabilities(logits[:1])[0] > 0, got[0])
+
+
+def test_repetition_penalty_by_hand():
+    logits = torch.tensor([[2.0, -2.0, 3.0, -3.0]])
+    seen = torch.tensor([[True, True, False, False]])
+    penalized = SamplingParams(repetition_penalty=2.0).penalized(logits, seen)
+    assert penalized.tolist() == [[1.0, -4.0, 3.0, -3.0]]

@@ -65,7 +65,8 @@ def test_auto_factor_is_fixed_by_declared_length_per_row():
         for _ in range(NEW):
             positions = TokenPositions.plain(len(ids), length=len(prompt) + NEW)
             with torch.no_grad():
-                ids.append(int(model(torch.tensor([ids]), positions)[0, -1].argmax()))
+                logits = model(torch.tensor([ids]), positions)[0, -1]
+            ids.append(int(logits.argmax()))
         assert rows(model, [prompt]) == [ids[len(prompt) :]]
     longer = rows(model, [RAGGED[0]], tokens=4 * NEW)[0]
     assert longer[:NEW] != rows(model, [RAGGED[0]])[0]  # the declared length has an effect
@@ -130,7 +131,8 @@ def test_eos_is_per_row(count):
     free = rows(model)
     ends: list[int] = []
     for row in free[1 : 1 + count]:
-        ends.append(next(token for token in row[3:] if token not in (*free[0][:3], *ends)))
+        others = {*free[0][:3], *ends}
+        ends.append(next(token for token in row[3:] if token not in others))
     generation = Generation(model, RAGGED, NEW, GREEDY, eos_ids=ends)
     for *given, expected, finish in zip(*generation, free, generation.finish, strict=True):
         length = next((i + 1 for i, token in enumerate(expected) if token in ends), NEW)

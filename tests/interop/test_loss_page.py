@@ -57,7 +57,8 @@ def test_losses_are_those_of_the_model(page, port):
     for method, changes in (("trained", []), ("linear", ["model.position.scaling.name=linear"])):
         run.model.reposition(override(run.settings, changes).model)
         with torch.no_grad():
-            nll = run.model(ids[:, :-1], TokenPositions.plain(ids.shape[1] - 1), ids[:, 1:])
+            inputs = ids[:, :-1]
+            nll = run.model(inputs, TokenPositions.plain(inputs.shape[1]), ids[:, 1:])
         first, *others = result["nll"][method]
         assert first is None
         assert others == pytest.approx(nll[0].tolist(), abs=1e-5)

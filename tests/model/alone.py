@@ -140,7 +140,8 @@ def pairs_of(
 ):
     """The mask of the scheme's only view."""
     context = context_of(scheme, queries, keys, rows=rows)
-    q = torch.zeros(rows, scheme.geometry.heads, queries.order.shape[1], D, dtype=torch.float64)
+    tokens = queries.order.shape[1]
+    q = torch.zeros(rows, scheme.geometry.heads, tokens, D, dtype=torch.float64)
     (view,) = scheme.plan(context).read(q, q)
     return view.mask
 

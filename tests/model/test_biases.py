@@ -115,7 +115,8 @@ def test_sandwich_matches_formula(heads, dims, offset, stretch, step):
     if step != 1:  # distances that are no row of the table
         positions = replace(positions, position=positions.position * step, unit_steps=False)
     angles = distances(range(4))[..., None] * step / stretch
-    waves = (angles * 10_000 ** (-doubles(range(0, dims, 2)) / dims)).cos().sum(-1).tril()
+    frequencies = 10_000 ** (-doubles(range(0, dims, 2)) / dims)
+    waves = (angles * frequencies).cos().sum(-1).tril()
     factors = heads / (8 * doubles(range(1, heads + 1)))
     close(bias_of(scheme, positions)[0], factors[:, None, None] * waves, atol=1e-10)
 
@@ -179,7 +180,8 @@ def test_fire_segments_equal_the_network(width):
     factor = normal(*network.shape)
     weights = [scheme.get_parameter(n) for n in ("inner.weight", "inner.bias", "outer.weight")]
     expected = torch.autograd.grad((network * factor).sum(), weights)
-    for a, b in zip(torch.autograd.grad((lines * factor).sum(), weights), expected, strict=True):
+    found = torch.autograd.grad((lines * factor).sum(), weights)
+    for a, b in zip(found, expected, strict=True):
         close(a, b, atol=1e-11)
 
 

@@ -107,7 +107,8 @@ def test_refused_passes_leave_the_cache_unchanged(case, capacity, first, second,
     assert cache.filled == 8
     if first is FIRST and case is not YARN:
         after = TokenPositions.plain(2, offset=8)
-        close(model(tokens[:, 8:10], after, cache=cache), model(tokens[:, :10])[:, 8:])
+        found = model(tokens[:, 8:10], after, cache=cache)
+        close(found, model(tokens[:, :10])[:, 8:])
 
 
 def test_a_cache_requires_no_grad():

@@ -51,9 +51,9 @@ def check(scheme, layout: str, logits_of, window=None, kernel="auto") -> None:
     expected = weighted(logits, v, visible(positions, S, window)) * is_token
     out = attended(scheme, positions, q, k, v, kernel, INPUTS) * is_token
     close(out, expected, atol=1e-11)
-    found, slow = (
-        torch.autograd.grad(x.square().sum(), list(scheme.parameters())) for x in (out, expected)
-    )
+    weights = list(scheme.parameters())
+    found = torch.autograd.grad(out.square().sum(), weights)
+    slow = torch.autograd.grad(expected.square().sum(), weights)
     for one, other in zip(found, slow, strict=True):
         assert other.abs().max() > 1e-3
         close(one, other, atol=1e-9)
@@ -62,14 +62,17 @@ def check(scheme, layout: str, logits_of, window=None, kernel="auto") -> None:
 def convolved(scheme: PositionalScheme, x: Tensor) -> Tensor:
     """(t, E) of one document, by PyTorch's convolution: its last tap is the token itself."""
     conv = scheme.conv
-    series = F.pad((x @ scheme.down.mT @ scheme.up.mT).mT[None], (conv.shape[1] - 1, 0))
-    return F.conv1d(series, conv.flip(1)[:, None], groups=conv.shape[0])[0].mT
+    features, taps = conv.shape
+    series = x @ scheme.down.mT @ scheme.up.mT
+    padded = F.pad(series.mT, (taps - 1, 0))
+    return F.conv1d(padded, conv.flip(1)[:, None], groups=features).mT
 
 
 def turned(q: Tensor, k: Tensor, angle: Tensor) -> Tensor:
     """(H, t, t) logits of pairs (n, n + D/2) as complex numbers, rotated by angle (H, t, D/2)."""
     turn = torch.polar(torch.ones_like(angle), angle)
-    a, b = (torch.complex(y[..., : D // 2], y[..., D // 2 :]) * turn for y in (q, k))
+    a = torch.complex(*q.chunk(2, dim=-1)) * turn
+    b = torch.complex(*k.chunk(2, dim=-1)) * turn
     return torch.einsum("htd,hsd->hts", a, b.conj()).real / math.sqrt(D)
 
 
@@ -103,7 +106,8 @@ def reflected(scheme: PositionalScheme):
             row = [torch.zeros((), dtype=torch.float64)] * len(x)
             for m in range(n, -1, -1):
                 row[m] = q[h, n] @ product @ k[h, m] / math.sqrt(D)
-                product = product @ (eye - beta[m, g] * torch.outer(w[m, g], w[m, g]))
+                reflection = eye - beta[m, g] * torch.outer(w[m, g], w[m, g])
+                product = product @ reflection
             rows.append(torch.stack(row))
         return torch.stack(rows).unflatten(0, (H, len(x)))
 
@@ -166,7 +170,8 @@ def test_wall_decays_every_feature_between_key_and_query(layout, gate_bias):
         logits = torch.zeros(H, len(x), len(x), dtype=torch.float64)
         for n, m in itertools.combinations_with_replacement(range(len(x)), 2):
             decay = gates[:, n + 1 : m + 1].sum(1).exp()
-            logits[:, m, n] = (q[:, m] * k[:, n] * decay).sum(-1) / math.sqrt(D)
+            score = (q[:, m] * k[:, n] * decay).sum(-1)
+            logits[:, m, n] = score / math.sqrt(D)
         return logits
 
     check(scheme, layout, logits_of)

@@ -45,9 +45,11 @@ def mask_of(
     if bias == "distance":
         return context.distance_mask(lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
-        return context.mask(
-            bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True
-        )
+
+        def wave(b, h, i, j):
+            return 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j)
+
+        return context.mask(bias=wave, by_row=True)
     if bias == "mask_mod":
         return context.mask(mask_mod=lambda b, h, i, j: (j % 3 != 1) | (j == i + before))
     return context.mask()

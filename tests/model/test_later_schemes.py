@@ -98,11 +98,12 @@ def test_shifted_keys_are_those_of_the_released_code():
     position = {"name": "rope", "fraction": 0.6, "shifted_keys": 0.4}
     model = build(position, layers=1)
     x, view = first_attention(model, ids(2, T))
-    k = (x @ model.blocks[0].attention.wk.weight.T).unflatten(-1, (G, D))  # (B, T, G, D)
-    angles = torch.arange(T)[:, None] * 10_000.0 ** (-torch.arange(3).double() / 3)
-    turned = torch.complex(k[..., :3], k[..., 3:6]) * torch.polar(
-        torch.ones_like(angles), angles
-    ).unsqueeze(1)
+    weight = model.blocks[0].attention.wk.weight
+    k = (x @ weight.T).unflatten(-1, (G, D))  # (B, T, G, D)
+    theta = 10_000.0 ** (-torch.arange(3).double() / 3)
+    angles = torch.arange(T)[:, None] * theta
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+    turned = torch.complex(k[..., :3], k[..., 3:6]) * turns
     k = torch.cat([turned.real, turned.imag, k[..., 6:]], dim=-1)
     k[:, 1:, :, 6:] = k[:, :-1, :, 6:].clone()
     close(view.k.transpose(1, 2), k, atol=1e-12)
@@ -117,6 +118,8 @@ def test_adaptive_temperature_is_that_of_asentmax():
     w, u = attention.position.adaptive
     logs = torch.arange(2, T + 2).double().log()[:, None]
     factors = torch.ones(2, T, H, dtype=torch.float64)
-    factors[..., 2:] = 0.5 + (1 + (x @ w.T).exp()).log() * logs ** (1.5 * (x @ u.T).tanh())
-    q = (x @ attention.wq.weight.T).unflatten(-1, (H, D)) * factors[..., None]
-    close(view.q.transpose(1, 2), q, atol=1e-12)
+    softplus = (1 + (x @ w.T).exp()).log()
+    exponent = 1.5 * (x @ u.T).tanh()
+    factors[..., 2:] = 0.5 + softplus * logs**exponent
+    q = (x @ attention.wq.weight.T).unflatten(-1, (H, D))
+    close(view.q.transpose(1, 2), q * factors[..., None], atol=1e-12)

@@ -17,8 +17,10 @@ OFFSET = 37
 def rotated(x: Tensor) -> Tensor:
     """R(nθ) of the features (n, n + D/2) of x (B, H, T, D), as complex numbers."""
     positions = OFFSET + torch.arange(x.shape[2], dtype=x.dtype)
-    angles = positions[:, None] * 10_000 ** (-torch.arange(0, D, 2, dtype=x.dtype) / D)
-    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
+    theta = 10_000 ** (-torch.arange(0, D, 2, dtype=x.dtype) / D)
+    angles = positions[:, None] * theta
+    turns = torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(*x.chunk(2, dim=-1)) * turns
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
@@ -34,9 +36,13 @@ def test_layers_equal_sums_over_all_pairs(form, chunk):
     context = context_of(scheme, positions)
     out = attention(x, AttentionPass(context, scheme.plan(context), None), None)
 
-    weights = (attention.wq, attention.wk, attention.wv)
-    q, k, v = ((x @ w.weight.T).unflatten(2, (-1, D)).transpose(1, 2) for w in weights)
-    k, v = (each.repeat_interleave(H // G, dim=1) for each in (k, v))
+    def heads_of(layer):
+        features = (x @ layer.weight.T).unflatten(2, (-1, D))
+        return features.transpose(1, 2)
+
+    q = heads_of(attention.wq)
+    k = heads_of(attention.wk).repeat_interleave(H // G, dim=1)
+    v = heads_of(attention.wv).repeat_interleave(H // G, dim=1)
     if form == "numerator":
         q, k = (torch.nn.functional.elu(each) + 1 for each in (q, k))
         scores = rotated(q) @ rotated(k).mT

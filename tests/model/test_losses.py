@@ -49,7 +49,9 @@ def test_nll_in_chunks_matches_dense_cross_entropy(
     assert cap is None or logits.abs().max() <= cap
     log_z = logits.logsumexp(-1)
     is_target = targets != IGNORED
-    dense = (log_z - logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]) * is_target
+    indices = targets.clamp(min=0)[..., None]
+    chosen = logits.gather(-1, indices)[..., 0]
+    dense = (log_z - chosen) * is_target
     close(nll, dense, atol=1e-12)
     total = net(tokens, targets=targets, reduction="sum", z_loss=z_loss)
     close(total, dense.sum(), atol=1e-12)

@@ -77,12 +77,18 @@ def replaced(x: Inputs, function: Callable[[Tensor], Tensor], names=TENSORS) -> 
 
 def difference(x: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest expected number."""
-    return ((x - expected).abs().max() / expected.abs().max().clamp(min=1e-300)).item()
+    largest = expected.abs().max().clamp(min=1e-300)
+    return ((x - expected).abs().max() / largest).item()
 
 
 CLOSE = 1e-10
 # Row 0 ends in padding inside a document; row 1 begins with padding.
-DOCUMENT = torch.tensor([[4] * 20 + [5] * 50 + [-1] * 3 + [5] * 10, [-1] * 9 + [4] * 60 + [7] * 14])
+DOCUMENT = torch.tensor(
+    [
+        [4] * 20 + [5] * 50 + [-1] * 3 + [5] * 10,
+        [-1] * 9 + [4] * 60 + [7] * 14,
+    ]
+)
 
 
 @every_form

@@ -3,6 +3,7 @@
 Heads have five pairs of features, and T is not a multiple of the chunk or group size.
 """
 
+import itertools
 import math
 
 import pytest
@@ -88,8 +89,10 @@ COMPOSED = ("rerope", "leaky", "self-extend", "dual-chunk")
 
 def matrix_of(distance, tokens: int = T) -> Tensor:
     """(T, T) the distance of every pair; 0 in the future."""
-    rows = [[float(distance(n, m)) if n >= m else 0 for m in range(tokens)] for n in range(tokens)]
-    return torch.tensor(rows, dtype=torch.float64)
+    matrix = torch.zeros(tokens, tokens, dtype=torch.float64)
+    for m, n in itertools.combinations_with_replacement(range(tokens), 2):
+        matrix[n, m] = distance(n, m)
+    return matrix
 
 
 def scores_of(q, k, mapped: Tensor, rotated: int, layout: str) -> Tensor:
@@ -101,7 +104,9 @@ def scores_of(q, k, mapped: Tensor, rotated: int, layout: str) -> Tensor:
         angle = mapped * THETA ** (-2 * pair / rotated)
         qa, qb = (q[..., n, None] for n in features)
         ka, kb = (k[..., None, :, n] for n in features)
-        total = total + (qa * ka + qb * kb) * angle.cos() + (qa * kb - qb * ka) * angle.sin()
+        same = qa * ka + qb * kb
+        crossed = qa * kb - qb * ka
+        total = total + same * angle.cos() + crossed * angle.sin()
     return total
 
 

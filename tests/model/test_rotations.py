@@ -49,10 +49,11 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 def scores_of(q: Tensor, k: Tensor, score) -> Tensor:
     """(B, H, T, T) of score(q (B, T, D), k, key/value head, pair), summed over pairs."""
     k = by_head(k)
-    heads = [
-        sum(score(q[:, h], k[:, h], h // (H // G), pair) for pair in range(D // 2))
-        for h in range(H)
-    ]
+    heads = []
+    for h in range(H):
+        group = h // (H // G)
+        scores = [score(q[:, h], k[:, h], group, pair) for pair in range(D // 2)]
+        heads.append(sum(scores))
     return torch.stack(heads, dim=1) * D**-0.5
 
 
@@ -87,8 +88,11 @@ def test_xpos_scores_match_released_code():
     angles = n / 10_000 ** (torch.arange(D // 2, dtype=torch.float64) / (D // 2))
 
     def rotated(x, scale):
-        every_two = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-        cos, sin = ((f * scale).repeat_interleave(2, dim=-1) for f in (angles.cos(), angles.sin()))
+        even = x[..., ::2]
+        odd = x[..., 1::2]
+        every_two = torch.stack((-odd, even), dim=-1).flatten(-2)
+        cos = (angles.cos() * scale).repeat_interleave(2, dim=-1)
+        sin = (angles.sin() * scale).repeat_interleave(2, dim=-1)
         return x * cos + every_two * sin
 
     scores = rotated(q, scale) @ rotated(by_head(k), 1 / scale).mT * D**-0.5

@@ -77,7 +77,8 @@ def test_rotations_against_huggingface(layout):
     dim = 12
     offset = 5
     x = normal(2, 3, t, dim)
-    angles = (torch.arange(t) + offset)[:, None] / THETA ** (torch.arange(0, dim, 2).double() / dim)
+    frequencies = THETA ** (-torch.arange(0, dim, 2).double() / dim)
+    angles = (torch.arange(t) + offset)[:, None] * frequencies
     angles = angles[None].expand(2, -1, -1)
     tables = rope(dim, layout=layout).tables(TokenPositions.plain(t, offset=offset), torch.float64)
     ours = apply_rotation(x, rotation_factors(*tables, layout), layout)

@@ -221,7 +221,10 @@ def test_gloo_gathers_by_exchange():
 
 @pytest.mark.parametrize(
     ("length", "expected"),
-    [(12, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]), (8, [[0, 6, 7], [1, 5], [2, 3, 4]])],
+    [
+        (12, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]),
+        (8, [[0, 6, 7], [1, 5], [2, 3, 4]]),
+    ],
 )
 def test_ranks_own_an_early_and_a_late_chunk(length, expected):
     parts = [

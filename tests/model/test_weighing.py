@@ -174,7 +174,8 @@ def test_dape_matches_linear_layers(base, layout, window):
     else:
         scheme.r1.abs_()[0] = -0.3  # below the floor of 0.01
         scheme.r2.abs_()
-        r1, r2 = (r.clamp(min=0.01)[:, None, None] for r in (scheme.r1, scheme.r2))
+        r1 = scheme.r1.clamp(min=0.01)[:, None, None]
+        r2 = scheme.r2.clamp(min=0.01)[:, None, None]
         bias = -r1 * torch.log(1 + r2 * d)
     q, k, v = drawn(Q, S)
     scores = q @ by_head(k).mT * SCALE

@@ -236,8 +236,13 @@ def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) ->
     order = []
     document = []
     for lengths in cuts:
-        order.append([n for count in lengths for n in range(count)] + [0] * pad)
-        document.append([d for d, count in enumerate(lengths) for _ in range(count)] + [-1] * pad)
+        places = []
+        documents = []
+        for number, count in enumerate(lengths):
+            places += range(count)
+            documents += [number] * count
+        order.append(places + [0] * pad)
+        document.append(documents + [-1] * pad)
     positions = torch.tensor(order)
     reach = int(positions.max()) + 1
     return TokenPositions(

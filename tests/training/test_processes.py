@@ -569,9 +569,11 @@ def differ(run: Path, other: Path) -> float:
         assert (a["kind"], a["step"]) == (b["kind"], b["step"])
         if a["kind"] == "train":
             assert (a["data"], a["targets"]) == (b["data"], b["targets"])
-            largest = max(largest, abs(a["loss"] - b["loss"]), abs(a["grad_norm"] - b["grad_norm"]))
+            for key in ("loss", "grad_norm"):
+                largest = max(largest, abs(a[key] - b[key]))
         if a["kind"] == "validation":
-            largest = max(largest, *(abs(nll - b["nll"][n]) for n, nll in a["nll"].items()))
+            for length, nll in a["nll"].items():
+                largest = max(largest, abs(nll - b["nll"][length]))
     return largest
 
 

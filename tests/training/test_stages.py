@@ -109,7 +109,8 @@ def test_learning_rates_per_stage():
     linear += ["training.lr_schedule={name: linear, warmup: 0}"]
     s = staged(f'{{duration: 10}}, {{overrides: ["{DROP}"], warmup: 4}}', *linear)
     rates = [TrainingSchedule(s).learning_rates(step) for step in range(15)]
-    shares = [*(1 - step / 20 for step in range(10)), 0.25 * 0.5, 0.5 * 0.45, 0.75 * 0.4, 0.35, 0.3]
+    shares = [1 - step / 20 for step in range(10)]
+    shares += [0.25 * 0.5, 0.5 * 0.45, 0.75 * 0.4, 0.35, 0.3]
     assert [rate["lr"] for rate in rates] == pytest.approx(shares, rel=1e-12)
     positions = [rate["positions_lr"] for rate in rates]
     assert positions == pytest.approx([share / 10 for share in shares], rel=1e-12)

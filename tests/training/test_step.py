@@ -53,7 +53,8 @@ def resumed(guard, on_nonfinite, on_spike=None):
 @pytest.mark.parametrize("broken", [NAN, math.inf, -math.inf])
 def test_stop_skips_all_updates_after_first_non_finite_step(broken):
     guard = StepGuard(StopOnNonFinite(), None, "cpu")
-    assert judged(guard, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
+    found = judged(guard, [2.0, broken, 2.0])
+    assert found == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
     guard = StepGuard(StopOnNonFinite(), None, "cpu")
     assert judged(guard, [2.0], norm=broken) == [(NOT_FINITE, 1, True)]
 
@@ -62,7 +63,9 @@ def test_skip_limit_counts_across_resume():
     settings = SkipNonFinite(limit=2)
     guard = StepGuard(settings, None, "cpu")
     assert guard.state() == {}
-    first, second, third = ((NOT_FINITE, 1, False), (NOT_FINITE, 2, False), (NOT_FINITE, 3, True))
+    first = (NOT_FINITE, 1, False)
+    second = (NOT_FINITE, 2, False)
+    third = (NOT_FINITE, 3, True)
     assert judged(guard, [NAN, 2.0, NAN]) == [first, (0, 0, False), second]
     for again in (resumed(guard, settings), guard):
         assert judged(again, [2.0, NAN, 1.0]) == [(0, 0, False), third, (0, 0, True)]

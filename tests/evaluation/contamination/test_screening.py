@@ -87,7 +87,8 @@ def slow_overlap(text: str, other: str) -> np.ndarray:
         return found
 
     def passages(found):
-        return [tuple(word for word, _, _ in found[i : i + 13]) for i in range(len(found) - 12)]
+        text = [word for word, _, _ in found]
+        return [tuple(text[i : i + 13]) for i in range(len(text) - 12)]
 
     known = set(passages(words(other)))
     own = words(text)
@@ -181,9 +182,11 @@ def test_excluded_targets_are_the_shared_tokens(bos):
     store = Corpus("before it " + shared + " and after")
     overlap = find_overlap(store, Corpus(f"{shared} x"), TOKENIZER)
     text = EvaluationText(store, bos, 256, overlap.rows)
-    windows = TargetWindows(*(np.array([n]) for n in (0, text.lengths[0], text.lengths[0] - 1, 70)))
+    end = text.lengths[0]
+    window = (0, end, end - 1, 70)
+    windows = TargetWindows(*(np.array([number]) for number in window))
     found = screen(overlap, text, windows)
-    targets = text.slice(0, text.lengths[0] - 70, text.lengths[0])
+    targets = text.slice(0, end - 70, end)
     lost = bytes(targets[~found.kept].tolist()).decode()
     assert lost == shared
     first, stop = found.record["dropped"][0]

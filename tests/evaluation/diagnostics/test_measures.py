@@ -33,7 +33,9 @@ def brute(model, tokens):
 
     def note(views, v, scale, normalizer, out):
         details = attention_details(views, v, scale, normalizer, 0, length, whole=True, logits=True)
-        full.append((details.weights[:, :, -KEEP:], details.logits[:, :, -KEEP:]))
+        weights = details.weights[:, :, -KEEP:]
+        logits = details.logits[:, :, -KEEP:]
+        full.append((weights, logits))
 
     with torch.no_grad():
         model(tokens, TokenPositions.plain(length), hooks=[note] * len(model.layers))
@@ -77,7 +79,9 @@ def test_measures_match_loops_without_cache(case):
                 p = w / w.sum()
                 distance = query - np.arange(query + 1)
                 mass += np.histogram(distance, edges, weights=w)[0] / KEEP
-                reach = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
+                reach = 1
+                while p[distance < reach].sum() < 0.9 - 1e-9:
+                    reach += 1
                 by_query.append(
                     {
                         "entropy": stats.entropy(p),

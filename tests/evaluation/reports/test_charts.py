@@ -56,7 +56,9 @@ def test_lines_bars_seeds_and_levels_are_the_rows():
     rows = rows_of({"rope": [3.0, 3.5, 4.25], "alibi": [3.1, 3.1]}, half=0.1)
     seeds = rows_of({"rope": [2.9, 3.4, 4.2]}, half=1.0, seed="0")
     styles = styles_of(["rope", "alibi"], ink="rope", marked=["alibi"])
-    (axes,) = drawn(length_panel([*rows, *seeds], styles, AXIS, y="NLL", levels=[("cut  {}", 3.0)]))
+    cuts = [("cut  {}", 3.0)]
+    panel = length_panel([*rows, *seeds], styles, AXIS, y="NLL", levels=cuts)
+    (axes,) = drawn(panel)
     assert_shows(axes, rows)
     by_name = named(axes)
     close(*by_name["rope"].thin, LENGTHS, [2.9, 3.4, 4.2])

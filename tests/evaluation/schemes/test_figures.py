@@ -53,7 +53,8 @@ def test_inner_products_are_sums_of_cosines():
     drawing = drawings.inner_product(FigureRequest(SchemeShape(dim=10), thetas=[70.0], distance=9))
     distances = column(drawing, "distance", features=10)
     assert distances == list(range(-9, 10))
-    expected = [sum(math.cos(d * 70 ** (-2 * k / 10)) for k in range(5)) for d in distances]
+    frequencies = [70 ** (-2 * k / 10) for k in range(5)]
+    expected = [sum(math.cos(d * f) for f in frequencies) for d in distances]
     assert column(drawing, "inner_product", features=10) == pytest.approx(expected, abs=1e-12)
     assert column(drawing, "inner_product", features=2) == pytest.approx(
         [math.cos(d) for d in range(-4, 5)]
@@ -94,7 +95,8 @@ def test_angles_match_he_xu():
 )
 def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, length, rotated_pairs):
     """D_c = 2⌈D/2 · log_b(L0 / 2π)⌉ (Liu et al. 2023); 92 for the first case."""
-    pairs = min(dim // 2, math.ceil(dim / 2 * math.log(length / (2 * math.pi)) / math.log(theta)))
+    turns = math.log(length / (2 * math.pi))
+    pairs = min(dim // 2, math.ceil(dim / 2 * turns / math.log(theta)))
     assert rotated_pairs in (None, pairs)
     drawing = drawings.wavelengths(
         FigureRequest(SchemeShape(dim=dim, train_length=length), thetas=[theta])

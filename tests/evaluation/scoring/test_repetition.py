@@ -39,9 +39,13 @@ def by_definition(tokens, n):
     tokens = tokens.tolist()
     found = []
     for t in range(n, len(tokens)):
-        before = [p for p in range(n, t) if tokens[p - n : p] == tokens[t - n : t]]
-        if len(before) == 1 and tokens[before[0]] == tokens[t] and t - before[0] > n:
-            found.append([t, t - before[0]])
+        gram = tokens[t - n : t]
+        before = [p for p in range(n, t) if tokens[p - n : p] == gram]
+        if len(before) != 1:
+            continue
+        distance = t - before[0]
+        if tokens[before[0]] == tokens[t] and distance > n:
+            found.append([t, distance])
     return found
 
 
@@ -85,7 +89,9 @@ def test_known_repetitions_are_targets_and_only_they_are_replaced(store, bos):
                 phrase = before[len(before) - 2 + k - N : len(before) - 1 + k].tolist()
                 starts = [i for i in range(length - d) if inputs[i : i + N + 1] == phrase]
                 # the first input is not counted, as it may be BOS
-                assert readable[group, k] == (length - d - N - 2 + k >= 0) == (starts[:1] > [0])
+                fits = length - d - N - 2 + k >= 0
+                assert fits == (starts[:1] > [0])
+                assert readable[group, k] == fits
             differs = np.flatnonzero(before != after)
             place = np.arange(len(before) - 5 - d, len(before) - d)
             place = place[place >= (bos == "every-window")]
@@ -102,8 +108,10 @@ def test_the_draw(store):
     assert drawn(text, spec={"seed": 1}).source.tolist() != targets.source.tolist()
     # Octaves of distances share nothing; [64, 128) holds three of them.
     few = drawn(text, per_document=1)
-    octaves = [(d, int(np.log2(x))) for d, x in zip(few.document, few.distance, strict=True)]
-    assert len(octaves) == len(set(octaves)) == 7 * 5
+    octaves = np.log2(few.distance).astype(int).tolist()
+    pairs = list(zip(few.document.tolist(), octaves, strict=True))
+    assert len(pairs) == 7 * 5
+    assert len(set(pairs)) == 7 * 5
     # A window holds the whole earlier occurrence: 3 + 2 tokens.
     assert drawn(text, longest=75).distance.max() == 70
     assert drawn(text, longest=74).distance.max() == 60

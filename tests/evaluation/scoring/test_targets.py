@@ -95,7 +95,8 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     marks = np.zeros(80, dtype=bool)
     for start, size in excluded:
         marks[start : start + size] = True
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], marks.astype(int), [0]]))).reshape(-1, 2)
+    steps = np.diff(np.concatenate([[0], marks.astype(int), [0]]))
+    edges = np.flatnonzero(steps).reshape(-1, 2)
     text = bare([80, 80], [(0, start, end - 1) for start, end in edges.tolist()])
 
     def room(longest):  # packed greedily from the left

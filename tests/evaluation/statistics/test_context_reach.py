@@ -88,10 +88,14 @@ def test_reach_matches_definition(seed, shape):
         return True
 
     enough = [is_enough(k) for k in range(len(LENGTHS) - 1)]
-    want = next((LENGTHS[k] for k in range(len(enough)) if all(enough[k:])), None)
+    want = None
+    for k in reversed(range(len(enough))):
+        if all(enough[k:]):
+            want = LENGTHS[k]
     shown = 64
     for k, n in enumerate(LENGTHS[1:], start=1):
-        if all(bound(nll[n] - nll[m], len(LENGTHS) - 1) < 0 for m in LENGTHS[:k]):
+        ends = [bound(nll[n] - nll[m], len(LENGTHS) - 1) for m in LENGTHS[:k]]
+        if all(end < 0 for end in ends):
             shown = n
     assert reach_of(nll)[:2] == (want, shown)
 

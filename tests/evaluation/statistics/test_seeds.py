@@ -22,7 +22,8 @@ def half_width(variances, sizes, family):
 
 def variances(a, b):
     """Of the seed means of each scheme, and of the unit differences."""
-    values = a.mean(axis=1), b.mean(axis=1), a.mean(axis=0) - b.mean(axis=0)
+    units = a.mean(axis=0) - b.mean(axis=0)
+    values = (a.mean(axis=1), b.mean(axis=1), units)
     return [value.var(ddof=1) for value in values]
 
 

@@ -126,7 +126,8 @@ def test_a_loaded_copy_of_the_model_code_leaves_the_operators_of_this_one(tmp_pa
         net = build("fox").train()
         tokens = torch.arange(6)[None] % V
         loss = net(tokens, TokenPositions.plain(6)).square().mean()
-        return torch.cat([x.flatten() for x in torch.autograd.grad(loss, [*net.parameters()])])
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        return torch.cat([each.flatten() for each in gradients])
 
     before = gradient()
     (tmp_path / "copied_model_code.py").write_text(generated.source(settings_of(CASES["fox"])))

@@ -109,9 +109,11 @@ def of_shares(settings, rows, seeds, axes, fixed, alpha) -> tuple[float, float, 
         test = stats.binomtest(hits, len(seeds))
         ends.append(test.proportion_ci(1 - alpha / len(arms), method="exact"))
         shares.append(hits / len(seeds))
+    first = ends[0]
     if len(arms) == 1:
-        return shares[0], ends[0].low, ends[0].high
-    return shares[0] - shares[1], ends[0].low - ends[1].high, ends[0].high - ends[1].low
+        return shares[0], first.low, first.high
+    second = ends[1]
+    return shares[0] - shares[1], first.low - second.high, first.high - second.low
 
 
 def has_learned(claim: dict, rows: list[dict], seeds: list[str]) -> bool:

@@ -93,7 +93,8 @@ def test_numbers_are_printed_once_and_belong_to_the_table(write, tmp_path):
     printed = {}
     for line in text.split("## Training")[0].splitlines():
         if line.startswith("|"):
-            name, *cells = [cell.strip(" *").replace("\\", "") for cell in line.split("|")[1:-1]]
+            parts = line.replace("\\", "").split("|")[1:-1]
+            name, *cells = [part.strip(" *") for part in parts]
             printed.setdefault(name, []).extend(cell for cell in cells if "." in cell)
     for name in ("none", "alibi", "fox"):
         assert len(set(printed[name])) == len(printed[name])

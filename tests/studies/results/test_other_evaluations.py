@@ -32,7 +32,9 @@ def test_accuracy_has_intervals_over_seeds_and_units(record, read):
     r = read("passkey")
     cells = [one["cells"][1] for one in stored(record, "window", "passkey")]
     shares = np.array([cell["unit_accuracy"] for cell in cells])
-    parts = [(shares.mean(1).var(ddof=1) / 3, 2), (shares.mean(0).var(ddof=1) / 20, 19)]
+    of_seeds = shares.mean(axis=1).var(ddof=1) / 3
+    of_units = shares.mean(axis=0).var(ddof=1) / 20
+    parts = [(of_seeds, 2), (of_units, 19)]
     row = r.table.get("window", "accuracy", 256)
     # rope, rope + yarn, window, alibi and the failed kerple, at four lengths
     assert row.family == 5 * len(TASK_LENGTHS)
