@@ -63,7 +63,8 @@ class SymbolSource(StrictSettings):
         "length of the problems, as the task counts it; or [minimum, maximum], drawn uniformly",
     )
     loss: Literal["answers", "all"] = setting(
-        "answers", "the symbols that are trained: those of the answers, or all of an item"
+        "answers",
+        "the symbols that are trained: those of the answers, or all of an item",
     )
 
     @property
@@ -85,11 +86,15 @@ class MixtureEntry(StrictSettings):
     copies of its validation text."""
 
     share: float = Field(
-        gt=0, lt=1, description="fraction of the training tokens, at most four decimals"
+        gt=0,
+        lt=1,
+        description="fraction of the training tokens, at most four decimals",
     )
     source: SourceSettings = Field(description="source of the text")
     max_bytes: int | None = setting(
-        None, "stop reading the source after this much text, in bytes", ge=1
+        None,
+        "stop reading the source after this much text, in bytes",
+        ge=1,
     )
 
     @field_validator("share")
@@ -105,7 +110,8 @@ class DataSettings(StrictSettings):
 
     source: AnySource = setting(StdlibSource(), "source of the text")
     valid_source: SourceSettings | None = setting(
-        None, "separate validation text; null: hold out `valid_fraction` of the source"
+        None,
+        "separate validation text; null: hold out `valid_fraction` of the source",
     )
     tokenizer: TokenizerSettings = setting(SentencePieceSettings(), "tokenizer")
     valid_fraction: float = setting(
@@ -122,12 +128,16 @@ class DataSettings(StrictSettings):
         gt=0,
     )
     max_bytes: int | None = setting(
-        None, "stop reading the source after this much text, in bytes", ge=1
+        None,
+        "stop reading the source after this much text, in bytes",
+        ge=1,
     )
     bos: bool = setting(True, "store a begin-of-document token before each document")
     eos: bool = setting(True, "store an end-of-document token after each document")
     shard_bytes: int = setting(
-        4 << 20, "text per shard, in bytes; doubles every 8 shards up to 16 times this", ge=256
+        4 << 20,
+        "text per shard, in bytes; doubles every 8 shards up to 16 times this",
+        ge=256,
     )
     mixture: list[MixtureEntry] = optional(
         "additional training texts; data.source has the remaining share and provides "
@@ -139,7 +149,8 @@ class DataSettings(StrictSettings):
         "concat: attention across documents; intra_document: attention within documents only",
     )
     positions: PositionsSettings = setting(
-        PlainPositions(), "positions in training; evaluation and generation count from 0"
+        PlainPositions(),
+        "positions in training; evaluation and generation count from 0",
     )
     label: str | None = free(None, "first part of the prepared folder's name")
     root: str = free("prepared", "folder of prepared data")

@@ -47,7 +47,9 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno is None:  # raised by numpy after an incomplete write
             raise OSError(
-                errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({error})", str(path)
+                errno.ENOSPC,
+                f"{os.strerror(errno.ENOSPC)} ({error})",
+                str(path),
             ) from error
         if error.filename is None:  # a full disk: add the file name
             error.filename = str(path)

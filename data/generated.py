@@ -29,7 +29,11 @@ class GeneratedData:
     def items(self, purpose: str, seed: int) -> SymbolItems:
         """The items for a purpose."""
         return SymbolItems(
-            self.source.task, self.source.bounds, purpose=purpose, seed=seed, bos=self.bos
+            self.source.task,
+            self.source.bounds,
+            purpose=purpose,
+            seed=seed,
+            bos=self.bos,
         )
 
     def training_items(self, seed: int) -> SymbolItems:

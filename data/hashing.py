@@ -31,18 +31,14 @@ def range_hashes(
     """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset:
     uint64."""
     table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
-    terms = values * _power_table(_FACTOR, table)[: len(values)]
-    prefix = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms)])
-    sums = (prefix[stops] - prefix[starts]) * _power_table(_INVERSE, table)[starts]
+    prefix = np.zeros(len(values) + 1, dtype=np.uint64)
+    np.cumsum(values * _power_table(_FACTOR, table)[: len(values)], out=prefix[1:])
+    sums = prefix[stops] - prefix[starts]
+    sums = sums * _power_table(_INVERSE, table)[starts]
     return mixed(sums + STEP)
 
 
 def canonical_hash(value: Any) -> str:
     """sha256, hex, of a JSON value. It does not depend on the order of keys."""
-    text = json.dumps(
-        value,
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

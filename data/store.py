@@ -52,7 +52,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(
-    folder: Path, stem: str, dtype: np.dtype, documents: Iterator[EncodedDocument]
+    folder: Path,
+    stem: str,
+    dtype: np.dtype,
+    documents: Iterator[EncodedDocument],
 ) -> dict[str, Any] | None:
     """Write one shard with one document in memory at a time. Returns its manifest entry, or None if
     there are no documents.
@@ -75,7 +78,8 @@ def write_shard(
     # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep
     # their format.
     write_text(
-        paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1)
+        paths[2],
+        json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1),
     )
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     return {"stem": stem, "documents": len(rows), "tokens": int(table[0].sum()), "files": files}
@@ -125,12 +129,11 @@ class TokenStore:
             for name, facts in shard["files"].items():
                 self._check_size(name, facts["bytes"])
         tables = [np.zeros((3, 0), dtype=np.int64), *map(self._table, self._shards)]
-        table = np.concatenate(tables, axis=1)
-        self.lengths = table[0]
-        self.bytes = table[1]
+        self.lengths, self.bytes, _ = np.concatenate(tables, axis=1)
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
         # offset of each document in its shard
-        self._starts = np.concatenate([np.cumsum(each[0]) - each[0] for each in tables])
+        starts = [np.cumsum(lengths) - lengths for lengths, _, _ in tables]
+        self._starts = np.concatenate(starts)
         self._maps: dict[int, np.ndarray] = {}
 
     def _check_size(self, name: str, expected: int) -> None:

@@ -30,7 +30,8 @@ class RecordSource(StrictSettings):
     text_key: str = setting("text", "key or column of the text")
     name_key: str | None = setting(None, "key or column naming a document")
     cluster_key: str | None = setting(
-        None, "key or column that groups documents (author, series), for confidence intervals"
+        None,
+        "key or column that groups documents (author, series), for confidence intervals",
     )
 
     @property
@@ -61,7 +62,8 @@ class FilesSource(RecordSource):
         exclude_if=lambda value: value is None,
     )
     manifest: str | None = setting(
-        None, "jsonl file giving `cluster_key` for text files, matched by `file` = file name"
+        None,
+        "jsonl file giving `cluster_key` for text files, matched by `file` = file name",
     )
     max_document_bytes: int | None = optional(
         "skip documents, and lines of record files, with more bytes; null: 268,435,456",

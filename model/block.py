@@ -67,12 +67,8 @@ class RMSNorm(nn.RMSNorm):
     weights and a float32 residual stream, and the fused kernel requires a single dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(
-            x,
-            self.normalized_shape,
-            self.weight.to(x.dtype),
-            self.eps,
-        )
+        weight = self.weight.to(x.dtype)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 Norm = Callable[[Tensor], Tensor]
@@ -140,19 +136,12 @@ class Block(nn.Module):
                 updated in place where the window is streamed.
         """
         args = x, passes, layer_cache, hook, window
-        recompute = "none"
-        if self.training and torch.is_grad_enabled():
-            recompute = self.checkpointing
+        recompute = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
         run = self._selective if recompute == "selective" else self._forward
         if self._compiled and self.training:
             run = self._compiled
         if recompute == "full":
-            return checkpoint(
-                run,
-                *args,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
+            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
         return run(*args)
 
     def _selective(self, *args) -> Tensor:
@@ -178,23 +167,19 @@ class Block(nn.Module):
         gathered = self.attention.sharded_cache(window)
         parts = []
         if not window.streamed and isinstance(gathered, GatheredKeys):
-            return self._overlapped(
-                window.split(x),
-                list(passes),
-                gathered,
-                hook,
-            )
+            return self._overlapped(window.split(x), passes, gathered, hook)
         for part, each in zip(window.split(x), passes, strict=True):
             out = self._layer(part, each, gathered, hook)
-            is_whole = out.shape == part.shape
-            parts.append(part.copy_(out) if window.streamed and is_whole else out)
+            if window.streamed and out.shape == part.shape:
+                out = part.copy_(out)
+            parts.append(out)
         is_updated = window.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
         return x if is_updated else torch.cat(parts, dim=1)
 
     def _overlapped(
         self,
         parts: Sequence[Tensor],
-        passes: Sequence[AttentionPass],
+        passes: Iterable[AttentionPass],
         gathered: GatheredKeys,
         hook: AttentionHook | None,
     ) -> Tensor:
@@ -207,29 +192,26 @@ class Block(nn.Module):
             normed = self.input_norms[0](part)
             plan, k, v = self.attention.project(normed, each, gathered)
             gathered.start(k, v)
-            started.append((normed, plan))
-        for part, each, (normed, plan) in zip(
-            parts,
-            passes,
-            started,
-            strict=True,
-        ):
-            mixed = self.attention.attend(
-                normed,
-                each,
-                plan,
-                *gathered.finish(),
-                hook,
-            )
+            started.append((part, each, normed, plan))
+        for part, each, normed, plan in started:
+            k, v = gathered.finish()
+            mixed = self.attention.attend(normed, each, plan, k, v, hook)
             outputs.append(self._finish(part, each, mixed))
         return torch.cat(outputs, dim=1)
 
     def _layer(
-        self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: Any,
+        hook: AttentionHook | None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
-        more = () if hook is None else (hook,)
-        mixed = self.attention(self.input_norms[0](x), step, layer_cache, *more)
+        normed = self.input_norms[0](x)
+        if hook is None:
+            mixed = self.attention(normed, step, layer_cache)
+        else:
+            mixed = self.attention(normed, step, layer_cache, hook)
         return self._finish(x, step, mixed)
 
     def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:

@@ -5,10 +5,11 @@ buffer that is compacted when it is full. Eviction is by token order, not by slo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
@@ -41,20 +42,6 @@ def _selected(positions: TokenPositions | None, rows: Tensor) -> TokenPositions 
     return positions.map(lambda x: x.index_select(0, rows.to(x.device)), lengths=lengths)
 
 
-@dataclass(frozen=True)
-class CacheStep:
-    """How the layers of one kind store the keys of one pass.
-
-    Attributes:
-        start: slot of the first new token.
-        after: None if the new tokens fit; otherwise the slots, of all keys, to store after this
-            pass, which attends to all of them.
-    """
-
-    start: int
-    after: Tensor | None
-
-
 class CacheIndex:
     """Order, position and document of the cached keys of one layer kind, and the eviction of old
     keys.
@@ -62,12 +49,19 @@ class CacheIndex:
     Args:
         capacity: maximum number of tokens in all passes.
         window, sinks: settings of the layer kind.
+
+    Attributes:
+        slots: that the layers have, or allocate with the next keys.
+        start: slot of the first token of the last pass.
+        kept: None if its tokens fitted; otherwise the slots, of all keys, to store after the pass,
+            which attends to all of them.
     """
 
     def __init__(self, capacity: int, window: int | None, sinks: int):
         self.window = window
         self.sinks = sinks
-        self.step = CacheStep(0, None)
+        self.start = 0
+        self.kept: Tensor | None = None
         self.positions: TokenPositions | None = None
         self.grow(capacity)
 
@@ -80,39 +74,32 @@ class CacheIndex:
 
     def advance(self, new: TokenPositions) -> TokenPositions:
         """Add the new tokens; returns the positions of all keys of the pass."""
-        count = new.order.shape[1]
-        if new.layout == "packed" and self.sinks and self.window:
+        if new.layout == "packed" and self.sinks:
             # the sinks of all documents stay; only the device knows them
             self.slots = self.capacity
         old = self.positions or new.part(0, 0)
-        start = old.order.shape[1]
+        self.start = old.count
         keys = self._joined(old, new)
-        after = None
-        stored = keys
-        if start + count > self.slots:
-            after, stored = self._compacted(keys)
-        self.step = CacheStep(start, after)
-        self.positions = stored
+        self.kept = None
+        self.positions = keys
+        if self.start + new.count > self.slots:
+            self.kept, self.positions = self._compacted(keys)
         return keys
 
-    def _joined(
-        self,
-        old: TokenPositions,
-        new: TokenPositions,
-    ) -> TokenPositions:
+    def _joined(self, old: TokenPositions, new: TokenPositions) -> TokenPositions:
         """Positions of the old keys followed by the new ones."""
-        start = old.order.shape[1]
-        if start == 0:
+        if old.count == 0:
             return new
-        follows = (
-            new.position_end - new.order.shape[1] == old.position_end
-        )  # positions continue without a gap
+        # positions continue without a gap
+        follows = new.position_end - new.count == old.position_end
         order = torch.cat([old.order, new.order], dim=1)
-        is_order = old.position is old.order and new.position is new.order
+        position = order
+        if old.position is not old.order or new.position is not new.order:
+            position = torch.cat([old.position, new.position], dim=1)
         return replace(
             new,
             order=order,
-            position=order if is_order else torch.cat([old.position, new.position], dim=1),
+            position=position,
             document=torch.cat([old.document, new.document], dim=1),
             position_end=max(old.position_end, new.position_end),
             unit_steps=old.unit_steps and new.unit_steps and follows,
@@ -121,8 +108,8 @@ class CacheIndex:
     def _compacted(self, positions: TokenPositions) -> tuple[Tensor, TokenPositions]:
         """The slots (B or 1, n) that are visible to later queries, and their positions."""
         assert self.window is not None
-        filled = positions.order.shape[1]
-        device = positions.order.device
+        filled = positions.count
+        device = positions.device
         first = filled - (self.window - 1)
         index = torch.arange(first, filled, device=device)[None]
         hidden = None
@@ -131,17 +118,16 @@ class CacheIndex:
         elif self.sinks:
             # A row's sinks follow its padding. A missing sink, or one inside the window, leaves a
             # slot empty.
-            wanted = torch.arange(self.sinks, device=device)[None, :, None]
-            is_sink = (positions.order[:, None] == wanted) & (
-                positions.document[:, None] >= 0
-            )  # (B, sinks, filled)
+            wanted = torch.arange(self.sinks, device=device)[:, None]
+            order = torch.where(positions.document >= 0, positions.order, -1)
+            is_sink = order[:, None] == wanted  # (B, sinks, filled)
             at = is_sink.int().argmax(-1)
             hidden = ~is_sink.any(-1) | (at >= first)
             index = torch.cat([at, index.expand(len(at), -1)], dim=1)
         unit_steps = positions.unit_steps and not self.sinks
         kept = positions.map(lambda x: _pick(x, index, 1), unit_steps=unit_steps)
         if hidden is not None:
-            hidden = torch.cat([hidden, hidden.new_zeros(len(hidden), self.window - 1)], dim=1)
+            hidden = F.pad(hidden, (0, self.window - 1))
             kept = replace(kept, document=kept.document.masked_fill(hidden, -1))
         return index, kept
 
@@ -199,7 +185,9 @@ class LayerCache(CachedTail):
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, G, T, ·); returns all of them (B, G, S, ·)."""
-        return self._append("k", k.to(self.dtype)), self._append("v", v.to(self.dtype))
+        k = self._append("k", k.to(self.dtype))
+        v = self._append("v", v.to(self.dtype))
+        return k, v
 
     def extras(self) -> Tensor | None:
         """(B, S, E) extras of the cached keys; None before the first pass."""
@@ -207,42 +195,39 @@ class LayerCache(CachedTail):
         return None if buffer is None else buffer[:, 0, : self._filled["extras"]]
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """Append the extras of the new tokens, computed from their features (B, T, F); returns
         those of all keys (B, S, E)."""
-        return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
+        extras = accumulate(features, self.extras(), new)
+        return self._append("extras", extras[:, None])[:, 0]
 
-    def select_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows):
         """Keep these rows of all buffers, in this order."""
         super().select_rows(rows)
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
 
     def _append(self, name: str, x: Tensor) -> Tensor:
-        step = self.index.step
-        count = x.shape[2]
-        if name not in self._buffers:
+        index = self.index
+        start = index.start
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[2] < index.slots:
             # Allocated with the first keys: the cached form of a scheme may be wider than head_dim.
-            shape = (*x.shape[:2], self.index.slots, x.shape[3])
-            self._buffers[name] = x.new_empty(shape)
-            self._filled[name] = 0
-        buffer = self._buffers[name]
-        if buffer.shape[2] < self.index.slots:  # the cache has grown
-            larger = buffer.new_empty(
-                *buffer.shape[:2],
-                self.index.slots,
-                buffer.shape[3],
-            )
-            larger[:, :, : buffer.shape[2]] = buffer
+            larger = x.new_empty(*x.shape[:2], index.slots, x.shape[3])
+            if buffer is not None:  # the cache has grown
+                larger[:, :, : buffer.shape[2]] = buffer
             buffer = self._buffers[name] = larger
-        stop = step.start + count
-        if step.after is None:
-            buffer[:, :, step.start : stop] = x
+        if index.kept is None:
+            stop = start + x.shape[2]
+            buffer[:, :, start:stop] = x
             self._filled[name] = stop
             return buffer[:, :, :stop]
-        everything = torch.cat([buffer[:, :, : step.start], x], dim=2)
-        left = _pick(everything, step.after, 2)
+        everything = torch.cat([buffer[:, :, :start], x], dim=2)
+        left = _pick(everything, index.kept, 2)
         buffer[:, :, : left.shape[2]] = left
         self._filled[name] = left.shape[2]
         return everything
@@ -303,7 +288,7 @@ class Cache:
                 declared length changed and the scheme depends on it, which would invalidate cached
                 keys.
         """
-        count = self.filled + new.order.shape[1]
+        count = self.filled + new.count
         if count > self.capacity:
             raise ModelError(f"the cache has a capacity of {self.capacity} tokens, got {count}")
         old = self.last or new
@@ -323,4 +308,6 @@ class Cache:
         self.last = new
         self.filled = count
         keys = dict.fromkeys(self.kinds, new)
-        return keys | {kind: index.advance(new) for kind, index in self.indices.items()}
+        for kind, index in self.indices.items():
+            keys[kind] = index.advance(new)
+        return keys

@@ -34,7 +34,10 @@ class CarriedLayer(LayerState):
         return self._joined("k", k, 2), self._joined("v", v, 2)
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """See `LayerCache.extend_extras`."""
         return self._joined("extras", accumulate(features, self._stored.get("extras"), new), 1)
@@ -46,7 +49,7 @@ class CarriedLayer(LayerState):
         self._store(name, whole.narrow(dim, whole.shape[dim] - count, count))
         return whole
 
-    def _store(self, name: str, x: Tensor) -> None:
+    def _store(self, name, x):
         self.after[name] = x.detach()
 
 
@@ -86,7 +89,7 @@ class CarriedState:
         first = count - min(max(self._kept.values(), default=0), count)
         self._positions = {"order": order[:, first:], "document": document[:, first:]}
         whole = replace(new, order=order, position=order, document=document, unit_steps=False)
-        carried = count - new.order.shape[1]
+        carried = count - new.count
         keys = dict.fromkeys(self._kinds, new)
         return keys | {
             name: whole.part(carried - min(kept, carried), count)

@@ -27,7 +27,10 @@ LEAST_PASSES = 4  # recording costs as much as three passes
 
 
 def make_decoder(
-    model: Transformer, cache: Cache, positions: TokenPositions, static: bool | None = None
+    model: Transformer,
+    cache: Cache,
+    positions: TokenPositions,
+    static: bool | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """A function from the next tokens (B,) to the logits (B, V) after them.
 
@@ -40,7 +43,7 @@ def make_decoder(
     """
     weight = model.embed.weight
     autocast = torch.is_autocast_enabled(weight.device.type)
-    if autocast or not positions.order.shape[1] or not PackedModel.supports(model):
+    if autocast or not positions.count or not PackedModel.supports(model):
         return GrowingDecoder(model, cache, positions)
     packed = PackedModel(model)
     plans = first_plans(model, cache.batch, positions)
@@ -54,7 +57,9 @@ def make_decoder(
 
 
 def first_plans(
-    model: Transformer, batch: int, positions: TokenPositions
+    model: Transformer,
+    batch: int,
+    positions: TokenPositions,
 ) -> dict[str, AttentionPlan | ContentPlan]:
     """The plan of each scheme instance in the first of these passes."""
     first = positions.part(0, 1)
@@ -105,7 +110,7 @@ class GrowingDecoder:
         self._at += 1
         new = self.positions.part(at, self._at)
         if new.unit_steps:
-            end = new.position_end - (self.positions.order.shape[1] - self._at)
+            end = new.position_end - (self.positions.count - self._at)
             new = replace(new, position_end=end)
         if self.packed is None:
             return self.model(tokens[:, None], new, cache=self.cache, keep=1)[:, -1]
@@ -134,7 +139,7 @@ class PassInputs:
         positions: TokenPositions,
     ) -> PassInputs:
         """The inputs of all passes, padded to a rounded number of passes."""
-        size = rounded(positions.order.shape[1])
+        size = rounded(positions.count)
         every = model.prepare(positions)
         single = model.prepare(positions.part(0, 1))
         tables = {}
@@ -154,7 +159,10 @@ class PassInputs:
             if x is not None and x.shape[2] > 1:
                 factors[kind] = padded(x, 2, size)
         positions = positions.map(
-            lambda x: padded(x, 1, size), layout="ragged", lengths=(0,), unit_steps=False
+            lambda x: padded(x, 1, size),
+            layout="ragged",
+            lengths=(0,),
+            unit_steps=False,
         )
         return cls(positions, tables, factors)
 
@@ -181,7 +189,11 @@ def padded(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def static_pass(
-    model: Transformer, packed: PackedModel, cache: StaticCache, inputs: PassInputs, tokens: Tensor
+    model: Transformer,
+    packed: PackedModel,
+    cache: StaticCache,
+    inputs: PassInputs,
+    tokens: Tensor,
 ) -> Tensor:
     """`decode_pass` of the next pass of a static cache."""
     logits = decode_pass(model, packed, inputs.of(cache.at), cache, tokens)
@@ -200,7 +212,7 @@ class StaticDecoder:
         positions: TokenPositions,
         plans: dict[str, AttentionPlan | ContentPlan],
     ):
-        passes = positions.order.shape[1]
+        passes = positions.count
         end = int(min(rounded(positions.position_end), model.limit or math.inf))
         inputs = PassInputs.create(model, replace(positions, position_end=end))
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
@@ -223,7 +235,7 @@ class StaticDecoder:
         """Whether all passes are the same operations, i.e. no scheme caches more than keys, and
         there are enough of them."""
         is_uniform = all(isinstance(plan, AttentionPlan) for plan in plans.values())
-        return is_uniform and positions.order.shape[1] >= LEAST_PASSES
+        return is_uniform and positions.count >= LEAST_PASSES
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,). The next call overwrites them."""

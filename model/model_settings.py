@@ -117,7 +117,8 @@ class ModelSettings(StrictSettings):
         "together (OLMo 2)",
     )
     value_norm: bool = optional(
-        "RMSNorm without a weight on the values of each head (Gemma 4)", False
+        "RMSNorm without a weight on the values of each head (Gemma 4)",
+        False,
     )
     norm_placement: NormPlacement = optional(
         "RMSNorm on the input of attention and MLP (pre-norm), on their output before "
@@ -129,11 +130,14 @@ class ModelSettings(StrictSettings):
         "none",
     )
     activation: Activation = optional(
-        "activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)", "silu"
+        "activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)",
+        "silu",
     )
     mlp_bias: bool = optional("biases of the MLP's projections", False)
     embedding_multiplier: float = optional(
-        "factor on token embeddings (Granite, Gemma 3)", 1.0, gt=0
+        "factor on token embeddings (Granite, Gemma 3)",
+        1.0,
+        gt=0,
     )
     residual_multiplier: float = optional(
         "factor on the output of attention and MLP before it is added to the residual "
@@ -142,18 +146,24 @@ class ModelSettings(StrictSettings):
         gt=0,
     )
     layer_scale: bool = optional(
-        "multiply the output of each layer by a learned number (Gemma 4)", False
+        "multiply the output of each layer by a learned number (Gemma 4)",
+        False,
     )
     attention_multiplier: float | None = optional(
-        "factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup", gt=0
+        "factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup",
+        gt=0,
     )
     logit_divisor: float = optional(
-        "the head's output is divided by this (Granite's logits_scaling)", 1.0, gt=0
+        "the head's output is divided by this (Granite's logits_scaling)",
+        1.0,
+        gt=0,
     )
     tie_embeddings: bool = setting(False, "tie the output head to the token embedding")
     norm_eps: float = setting(1e-5, "epsilon of RMSNorm", gt=0)
     logit_softcap: float | None = setting(
-        None, "logits become c·tanh(logits / c); null: no cap", gt=0
+        None,
+        "logits become c·tanh(logits / c); null: no cap",
+        gt=0,
     )
     mixer: AnyMixer = setting(AttentionMixer(), "token mixer")
     gate: Gate = optional(
@@ -167,10 +177,12 @@ class ModelSettings(StrictSettings):
     )
     position: AnyPosition = setting(RopeSettings.model_validate({}), "positional scheme")
     pattern: tuple[str, ...] = optional(
-        "kind of each layer from the first, repeated; empty: all layers are alike", ()
+        "kind of each layer from the first, repeated; empty: all layers are alike",
+        (),
     )
     kinds: dict[str, LayerKindSettings] = optional(
-        "the kinds of layers in `pattern`: what differs from the settings of the model", {}
+        "the kinds of layers in `pattern`: what differs from the settings of the model",
+        {},
     )
 
     @model_validator(mode="before")
@@ -178,7 +190,6 @@ class ModelSettings(StrictSettings):
     def _complete(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        _refuse_pattern_scheme(values.get("position"))
         values = {
             key: value
             for key, value in values.items()
@@ -242,11 +253,11 @@ class ModelSettings(StrictSettings):
         kinds = self.resolved_kinds
         if not any(kind.mixer.scales_logits for kind in kinds.values()):
             names = ", ".join(dict.fromkeys(kind.mixer.name for kind in kinds.values()))
-            for key, is_set in (
+            for key, factor in (
                 ("mup.base_head_dim", self.mup and self.mup.base_head_dim),
-                ("attention_multiplier", self.attention_multiplier is not None),
+                ("attention_multiplier", self.attention_multiplier),
             ):
-                if is_set:
+                if factor is not None:
                     raise ValueError(
                         f"{key}: no layer scales q·k (mixer.name = {names}); leave it out"
                     )
@@ -341,16 +352,6 @@ class ModelSettings(StrictSettings):
         return " | ".join(f"{name} = {text}" for name, text in texts.items())
 
 
-def _refuse_pattern_scheme(position: Any) -> None:
-    """Refuse the spelling of layer kinds in earlier versions."""
-    if isinstance(position, dict) and ("kinds" in position or position.get("name") == "pattern"):
-        raise ValueError(
-            "position: kinds of layers are settings of the model: write model.pattern=[a, b] and "
-            "model.kinds={a: {position: ...}, b: {position: ...}}, and overrides as "
-            "model.kinds.KIND.position.KEY=VALUE"
-        )
-
-
 def _merge_into_kinds(model: dict[str, Any], key: str, default: BaseModel) -> None:
     """Merge the model's mixer or scheme into mappings of kinds without a name, which change some of
     its settings. It is dropped where every kind has its own then."""
@@ -372,12 +373,12 @@ def _merge_into_kinds(model: dict[str, Any], key: str, default: BaseModel) -> No
 
 def legal_overrides(trained: ModelSettings) -> str:
     """The position settings that can be overridden at test time, for each layer kind."""
-    whose = "layers of kind '{}'" if trained.pattern else "a checkpoint"
-    return "; ".join(
-        f"legal for {whose.format(name)} trained with '{kind.position.name}': "
-        f"{', '.join(sorted(kind.position.test_time))}"
-        for name, kind in trained.resolved_kinds.items()
-    )
+    texts = []
+    for name, kind in trained.resolved_kinds.items():
+        whose = f"layers of kind '{name}'" if trained.pattern else "a checkpoint"
+        keys = ", ".join(sorted(kind.position.test_time))
+        texts.append(f"legal for {whose} trained with '{kind.position.name}': {keys}")
+    return "; ".join(texts)
 
 
 def check_override(trained: ModelSettings, asked: ModelSettings) -> None:

@@ -97,13 +97,26 @@ class TokenPositions:
             declared,
         )
 
+    @property
+    def count(self) -> int:
+        """T, the number of tokens of each row."""
+        return self.order.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.order.device
+
     def map(self, function: Callable[[Tensor], Tensor], **changes) -> TokenPositions:
         """Apply a function to order, position and document; `changes` are of other attributes."""
         order = function(self.order)
         # Often the same tensor; the cache joins it once then.
         position = order if self.position is self.order else function(self.position)
         return replace(
-            self, order=order, position=position, document=function(self.document), **changes
+            self,
+            order=order,
+            position=position,
+            document=function(self.document),
+            **changes,
         )
 
     def part(self, start: int, stop: int, **changes) -> TokenPositions:
@@ -112,4 +125,4 @@ class TokenPositions:
 
     def last(self, count: int) -> TokenPositions:
         """The last `count` tokens."""
-        return self.part(self.order.shape[1] - count, self.order.shape[1])
+        return self.part(self.count - count, self.count)

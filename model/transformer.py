@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
+from model.attention.mask import mask_dtype
 from model.attention.sharding import ContextShard, ShardedWindow
 from model.attention.softmax import Attention
 from model.block import Block, Checkpointing
@@ -36,16 +37,16 @@ def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
     Raises:
         ModelError: names or shapes of the parameters differ.
     """
-    given = dict(old.named_parameters(remove_duplicate=False))
-    shapes = {name: weight.shape for name, weight in given.items()}
-    if shapes != {
-        name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)
-    }:
+
+    def shapes(module: nn.Module) -> dict[str, torch.Size]:
+        return {name: weight.shape for name, weight in module.named_parameters()}
+
+    if shapes(old) != shapes(new):
         raise ModelError(
             "these model.position settings change the parameters and cannot be overridden after "
             "training"
         )
-    for name, weight in given.items():
+    for name, weight in list(old.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         setattr(new.get_submodule(owner), leaf, weight)
     new.train(old.training)
@@ -91,10 +92,10 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(vocab_size, s.dim)
         self.kinds = s.resolved_kinds
         # For each layer the name of its scheme instance, one per kind or per layer, and its kind.
-        self.layer_schemes = [
-            (f"{kind}-{i}" if self.kinds[kind].position.per_layer else kind, kind)
-            for i, kind in enumerate(s.layer_kinds)
-        ]
+        self.layer_schemes = []
+        for i, kind in enumerate(s.layer_kinds):
+            per_layer = self.kinds[kind].position.per_layer
+            self.layer_schemes.append((f"{kind}-{i}" if per_layer else kind, kind))
         self._kind_of = dict(self.layer_schemes)
         self.position = self._make_schemes(s)
         # by layer kind, or by kind and layer
@@ -142,15 +143,16 @@ class Transformer(nn.Module):
             for name, weight in block.named_parameters():
                 if name.startswith("attention.position."):
                     continue
-                if initializer := given.get(name.removeprefix("attention.")):
+                initializer = given.get(name.removeprefix("attention."))
+                if initializer is not None:
                     with torch.no_grad():
                         weight.copy_(initializer(weight.shape, generator))
-                    continue
-                if weight.ndim == 1:
+                elif weight.ndim == 1:
                     nn.init.constant_(weight, 0.0 if name.endswith(".bias") else 1.0)
-                    continue
-                writes = name in ("attention.wo.weight", "mlp.down.weight")
-                draw(weight, weight.shape[1] ** -0.5 / (math.sqrt(2 * s.layers) if writes else 1))
+                else:
+                    is_output = name in ("attention.wo.weight", "mlp.down.weight")
+                    divisor = math.sqrt(2 * s.layers) if is_output else 1
+                    draw(weight, weight.shape[1] ** -0.5 / divisor)
             block.attention.position.initialize()
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
@@ -174,10 +176,7 @@ class Transformer(nn.Module):
         kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
-            modifiers = [
-                Modifiers(kinds[kind].position, kinds[kind].heads, settings.dim)
-                for kind in settings.layer_kinds
-            ]
+            modifiers = [Modifiers(kinds[name]) for name in settings.layer_kinds]
         transfer_parameters(self.position, schemes)
         for block, modifier in zip(self.blocks, modifiers, strict=True):
             transfer_parameters(block.attention.position, modifier)
@@ -196,10 +195,11 @@ class Transformer(nn.Module):
         # Settings are constants. As inputs of the graph, floats could not be read in the
         # checkpoints of the loss.
         torch._dynamo.config.specialize_float = True
-        for block in self.blocks if by_block else []:
-            block.compile(**options)
         if not by_block:
             self._compiled = torch.compile(self.forward_chunks, **options)
+            return
+        for block in self.blocks:
+            block.compile(**options)
 
     def pack(self) -> Transformer:
         """Store the weights as decoding reads them fastest: weights with the same input in one
@@ -208,12 +208,12 @@ class Transformer(nn.Module):
 
         Models decode equally fast without it, with a copy of the weights during a generation.
         """
-        groups = [] if self.head is None else [[self.head]]
+        if self.head is not None:
+            store_joined([self.head])
         for block in self.blocks:
             if isinstance(block.attention, Attention):
-                groups += joined_layers(block)
-        for linears in groups:
-            store_joined(linears)
+                for linears in joined_layers(block):
+                    store_joined(linears)
         return self
 
     def make_cache(
@@ -303,18 +303,18 @@ class Transformer(nn.Module):
             if shard is not None:
                 raise ModelError("windows that are sharded over processes require positions")
             offset = cache.filled if isinstance(cache, Cache) else 0
-            positions = TokenPositions.plain(
-                tokens.shape[1],
-                offset=offset,
-                device=tokens.device,
-            )
+            count = tokens.shape[1]
+            positions = TokenPositions.plain(count, offset=offset, device=tokens.device)
         keep = tokens.shape[1] if keep is None else keep
         if shard is not None and is_streamed:
             window = ShardedWindow(shard, positions, streamed=True)
             x = self._stream(tokens, window, keep, hooks)
             return self._outputs(self.norm(x), targets, reduction, z_loss)
-        window = None if shard is None else ShardedWindow(shard, positions)
-        own = [positions] if window is None else window.own
+        window = None
+        own = [positions]
+        if shard is not None:
+            window = ShardedWindow(shard, positions)
+            own = window.own
         run = self._compiled if self._compiled and self.training else self.forward_chunks
         return run(
             tokens,
@@ -334,20 +334,21 @@ class Transformer(nn.Module):
         Raises:
             ModelError: a scheme does not support these positions.
         """
-        for scheme in self.schemes.values():
+        dtype = mask_dtype(self.embed.weight)
+        tables = {}
+        for name, scheme in self.schemes.items():
             scheme.check(positions)
-        dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
-        original = self.original_length
-        return TokenChunk(
-            positions,
-            tables={name: each.tables(positions, dtype) for name, each in self.schemes.items()},
-            factors={
-                name: kind.position.temperature.query_factors(
-                    positions, kind.position.max_visible, original, dtype
-                )
-                for name, kind in self.kinds.items()
-            },
-        )
+            tables[name] = scheme.tables(positions, dtype)
+        factors = {}
+        for name, kind in self.kinds.items():
+            settings = kind.position
+            factors[name] = settings.temperature.query_factors(
+                positions,
+                settings.max_visible,
+                self.original_length,
+                dtype,
+            )
+        return TokenChunk(positions, tables, factors)
 
     def forward_chunks(
         self,
@@ -383,9 +384,10 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             is_last = i == len(self.layers) - 1
             name, _ = self.layer_schemes[i]
+            own_passes = last_passes if is_last else passes
             x = block(
                 x,
-                [each[name] for each in (last_passes if is_last else passes)],
+                [each[name] for each in own_passes],
                 None if cache is None else cache.layers[i],
                 None if hooks is None else hooks[i],
                 window,
@@ -407,16 +409,9 @@ class Transformer(nn.Module):
 
         def passes(name: str, is_last: bool) -> Iterator[AttentionPass]:
             for new, keys, last in chunks:
-                queries = last if is_last else new
                 chunk = self.prepare(new)
-                made = self.passes(
-                    len(x),
-                    chunk,
-                    keys,
-                    queries,
-                    window.positions,
-                    [name],
-                )
+                queries = last if is_last else new
+                made = self.passes(len(x), chunk, keys, queries, window.positions, [name])
                 yield made[name]
 
         x = self.embed_tokens(tokens)
@@ -425,13 +420,7 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             name, _ = self.layer_schemes[i]
             hook = None if hooks is None else hooks[i]
-            x = block(
-                x,
-                passes(name, i == len(self.layers) - 1),
-                None,
-                hook,
-                window,
-            )
+            x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
         return x
 
     def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:
@@ -447,9 +436,12 @@ class Transformer(nn.Module):
         x = self.embed_tokens(tokens)
         if len(chunks) == 1:
             return self.embed_chunk(x, chunks[0])
-        parts = x.split([chunk.positions.order.shape[1] for chunk in chunks], 1)
-        embedded = [self.embed_chunk(*pair) for pair in zip(parts, chunks, strict=True)]
-        return torch.cat(embedded, dim=1)
+        parts = []
+        for chunk in chunks:
+            count = chunk.positions.count
+            parts.append(self.embed_chunk(x[:, :count], chunk))
+            x = x[:, count:]
+        return torch.cat(parts, dim=1)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """The token embeddings (B, T, C), without positions."""

@@ -226,7 +226,9 @@ def is_marked(about: FieldInfo, mark: str) -> bool:
 
 
 def walk(
-    cls: type[BaseModel], prefix: str = "", above: tuple[type, ...] = ()
+    cls: type[BaseModel],
+    prefix: str = "",
+    above: tuple[type, ...] = (),
 ) -> Iterator[tuple[str, type[BaseModel], str | None]]:
     """Every setting below a class as (dotted name, class, key), default choices first, and every
     choice as (model.position.name=rope, class, None). A choice inside a choice of its kind is not

@@ -54,7 +54,9 @@ class SettingsParser(Parser):
         )
 
     def parse(
-        self, arguments: Sequence[str] | None = None, needs_arguments: bool = False
+        self,
+        arguments: Sequence[str] | None = None,
+        needs_arguments: bool = False,
     ) -> Namespace:
         """The options, from `arguments` or the command line. Prints help and exits if it is
         requested, or with `needs_arguments` if there are none."""
@@ -99,7 +101,10 @@ def named_settings(classes: SettingsClasses, arguments: Iterable[str]) -> list[s
 
 
 def describe_setting(
-    classes: SettingsClasses, word: str, width: int | None = None, inside: bool = True
+    classes: SettingsClasses,
+    word: str,
+    width: int | None = None,
+    inside: bool = True,
 ) -> str:
     """Help for one setting, group of settings or choice, named by its path or its last key; `all`
     for every setting. `inside`: with the settings and choices inside it. Raises ConfigError where

@@ -64,7 +64,9 @@ def nearest_setting(key: str, known: Sequence[str]) -> str:
 
 
 def problems_of(
-    cls: type[BaseModel], tree: dict, error: ValidationError
+    cls: type[BaseModel],
+    tree: dict,
+    error: ValidationError,
 ) -> list[tuple[tuple, str]]:
     """The errors of pydantic as (path in the tree, message), one for each setting."""
     problems: dict[tuple, str] = {}

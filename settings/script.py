@@ -102,7 +102,10 @@ def _secure_streams() -> None:
 
 def _text(raw: io.FileIO, encoding: str = "utf-8") -> io.TextIOWrapper:
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True
+        io.BufferedWriter(raw),
+        encoding,
+        "backslashreplace",
+        line_buffering=True,
     )
 
 

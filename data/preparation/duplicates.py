@@ -21,10 +21,9 @@ BLOCK = 1 << 20
 FEWEST = 4  # with fewer sampled shingles, only identical text counts as a copy
 
 # bytes of words: ASCII letters and digits, and all non-ASCII bytes
-_CLASS = np.zeros(256, dtype=bool)
-_CLASS[[*range(48, 58), *range(65, 91), *range(97, 123), *range(128, 256)]] = True
+_CLASS = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
 _LOWER = np.arange(256, dtype=np.uint64)
-_LOWER[65:91] += 32
+_LOWER[ord("A") : ord("Z") + 1] += 32
 
 
 def words(text: str) -> tuple[np.ndarray, bool]:
@@ -32,15 +31,16 @@ def words(text: str) -> tuple[np.ndarray, bool]:
     raw = np.frombuffer(text.encode(), dtype=np.uint8)
     inside = _CLASS[raw]
     single = (raw >= 0xE3) & (raw <= 0xED)  # lead bytes of U+3000 to U+DFFF: one word each
-    before = np.concatenate([[False], inside[:-1]])[: len(raw)]
-    begins = inside & (~before | single)
+    begins = inside.copy()
+    begins[1:] &= ~inside[:-1] | single[1:]
     # If a word of another script follows a CJK character, it starts after the three bytes of that
     # character.
     begins[3:] |= inside[3:] & single[:-3]
     starts = np.flatnonzero(begins)
+    stops = np.append(starts[1:], len(raw))
     # Only letters, so that the hash of a word does not depend on its context.
     letters = _LOWER[raw] * inside
-    hashes = range_hashes(letters, starts, np.append(starts[1:], len(raw)))
+    hashes = range_hashes(letters, starts, stops)
     return hashes, 2 * int(single[starts].sum()) > len(starts)
 
 
@@ -65,7 +65,8 @@ def shingles(text: str) -> np.ndarray:
     if len(sampled) >= FEWEST:
         return sampled
     hashes, _ = words(text)
-    whole = (hashes * powers(int(STEP), max(1, len(hashes)))[: len(hashes)]).sum(dtype=np.uint64)
+    factors = powers(int(STEP), max(1, len(hashes)))[: len(hashes)]
+    whole = (hashes * factors).sum(dtype=np.uint64)
     return mixed(np.array([whole + np.uint64(len(hashes))]))
 
 

@@ -70,7 +70,10 @@ class ChunkEncoder:
         write_json(result_path(self.folder, chunk), result)
 
     def _encoded(
-        self, table: pyarrow.Table, index: ShingleIndex | None, result: dict[str, Any]
+        self,
+        table: pyarrow.Table,
+        index: ShingleIndex | None,
+        result: dict[str, Any],
     ) -> Iterator[EncodedDocument]:
         for row in table.to_pylist():
             if self.is_stopped:
@@ -89,20 +92,15 @@ class ChunkEncoder:
             yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
 
     def run_all(self, chunks: list[Chunk], workers: int | None, console: Any) -> None:
-        workers = min(workers or available_cores(), len(chunks))
-        with console.bar("tokenizing", len(chunks), unit="shards") as bar:
-            if workers <= 1:
-                for chunk in chunks:
-                    self.run(chunk)
-                    bar.advance()
-                return
-            with ThreadPoolExecutor(workers) as pool:
-                try:
-                    for _ in pool.map(self.run, chunks):
-                        bar.advance()
-                # after an error or an interrupt, end the other threads at their next document
-                finally:
-                    self.is_stopped = True
+        workers = min(workers or available_cores(), max(1, len(chunks)))
+        bar = console.bar("tokenizing", len(chunks), unit="shards")
+        with bar as progress, ThreadPoolExecutor(workers) as pool:
+            try:
+                for _ in pool.map(self.run, chunks):
+                    progress.advance()
+            # after an error or an interrupt, end the other threads at their next document
+            finally:
+                self.is_stopped = True
 
 
 def available_cores() -> int:

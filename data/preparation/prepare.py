@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,10 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
 
 
 def _prepare_text(
-    settings: DataSettings, console: Any, workers: int | None, place: str = FIRST
+    settings: DataSettings,
+    console: Any,
+    workers: int | None,
+    place: str = FIRST,
 ) -> PreparedData:
     """Prepare one text or open it. `place` is the name of the setting that specifies it."""
     folder = prepared_folder(settings, place)
@@ -151,12 +153,16 @@ class _Preparation:
                     f"data.{key} is true, but the tokenizer has no {key} symbol; set "
                     f"data.{key}=false"
                 )
-        chunks = [(name, i) for name, spool in self.spools.items() for i in range(spool.n_chunks)]
+        chunks = []
+        for name, spool in self.spools.items():
+            chunks += [(name, number) for number in range(spool.n_chunks)]
         index = None
         # Task items differ by construction, and their context is not validation text.
         if s.duplicate_threshold <= 1 and not isinstance(s.source, TaskSource):
-            texts = (spool.texts(valid=True) for spool in self.spools.values())
-            index = ShingleIndex([shingles(text) for text in chain.from_iterable(texts)])
+            sets = []
+            for spool in self.spools.values():
+                sets += [shingles(text) for text in spool.texts(valid=True)]
+            index = ShingleIndex(sets)
         missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
         encoder = ChunkEncoder(self.folder, s, self.tokenizer, self.spools, index)
         encoder.run_all(missing, workers, self.console)
@@ -237,7 +243,8 @@ class _Preparation:
         return tokenizer, training
 
     def _train_tokenizer(
-        self, settings: SentencePieceSettings | HuggingFaceSettings
+        self,
+        settings: SentencePieceSettings | HuggingFaceSettings,
     ) -> tuple[Tokenizer, dict[str, Any]]:
         text = self.spools["text"]
         available = int(text.bytes[~text.valid].sum())
@@ -271,7 +278,10 @@ class _Preparation:
                     yield piece
 
     def _finish(
-        self, chunks: list[Chunk], index: ShingleIndex | None, training: dict[str, Any]
+        self,
+        chunks: list[Chunk],
+        index: ShingleIndex | None,
+        training: dict[str, Any],
     ) -> dict[str, Any]:
         """Write the manifests and prepared.json. Returns the summary."""
         s = self.settings
@@ -312,13 +322,17 @@ class _Preparation:
         return summary
 
     def _duplicates(
-        self, index: ShingleIndex | None, results: list[dict[str, Any]]
+        self,
+        index: ShingleIndex | None,
+        results: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Statistics of the excluded copies, and the fraction of validation shingles left in
         training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = sum(int(spool.bytes[~spool.valid].sum()) for spool in self.spools.values())
+        candidates = 0
+        for spool in self.spools.values():
+            candidates += int(spool.bytes[~spool.valid].sum())
         copied = sum(result["copied_bytes"] for result in results)
         remaining = set().union(*(result["hits"] for result in results))
         return {

@@ -6,7 +6,6 @@ one row per document and, as metadata, the state of reading after it, so reading
 last complete chunk. `spool.json` is written last. Chunk boundaries depend on the documents alone.
 """
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pyarrow.parquet
 
 from data.data_settings import DataSettings
 from data.files import atomic, read_json, write_json
+from data.sampling.random_draws import hash64
 from data.sources import Source
 from errors import DataError
 
@@ -41,7 +41,7 @@ PATIENCE = 20_000  # reading stops after this many unusable documents without a 
 def split_key(seed: int, name: str) -> int:
     """Key that selects validation documents. It depends on the name alone, not on other
     documents."""
-    return int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:8], "little")
+    return hash64(f"{seed}\0{name}")
 
 
 def chunk_path(folder: Path, number: int) -> Path:
@@ -54,7 +54,11 @@ def read_chunk(folder: Path, number: int, columns: list[str] | None = None) -> p
 
 
 def fill(
-    folder: Path, source: Source, settings: DataSettings, max_bytes: int | None, console: Any
+    folder: Path,
+    source: Source,
+    settings: DataSettings,
+    max_bytes: int | None,
+    console: Any,
 ) -> None:
     """Read the source into the spool, or resume an earlier call. Raises DataError if there is no
     usable document.

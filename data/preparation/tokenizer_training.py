@@ -24,7 +24,8 @@ EOS = "<|end_of_text|>"
 
 
 def train_tokenizer(
-    settings: SentencePieceSettings | HuggingFaceSettings, texts: Sequence[str]
+    settings: SentencePieceSettings | HuggingFaceSettings,
+    texts: Sequence[str],
 ) -> Tokenizer:
     """Train on the sampled `texts`. Raises DataError if they are too small for the vocabulary."""
     if isinstance(settings, SentencePieceSettings):
@@ -45,7 +46,9 @@ def train_byte_level_bpe(settings: HuggingFaceSettings, texts: Sequence[str]) ->
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[(BOS, 0), (EOS, 1)]
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A {BOS} $B:1",
+        special_tokens=[(BOS, 0), (EOS, 1)],
     )
     if (size := tokenizer.get_vocab_size()) < settings.vocab_size:
         raise _too_large(settings, texts, str(size))
@@ -122,7 +125,9 @@ def _explained(settings: SentencePieceSettings, texts: Sequence[str], message: s
 
 
 def _too_large(
-    settings: SentencePieceSettings | HuggingFaceSettings, texts: Sequence[str], most: str | None
+    settings: SentencePieceSettings | HuggingFaceSettings,
+    texts: Sequence[str],
+    most: str | None,
 ) -> DataError:
     used = sum(len(text.encode()) for text in texts)
     limit = f"at most {most}" if most else "a smaller value"

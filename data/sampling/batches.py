@@ -199,9 +199,13 @@ class BatchSampler:
         self._check()
         self._samplers = []
         for source, text in enumerate(self.texts):
-            totals = [int(self._pattern.before(source, np.array(n))) for n in self.plan.samples]
+            totals = self._pattern.before(source, np.array(self.plan.samples)).tolist()
             samplers = window_samplers(
-                text.store.n_tokens, self.plan.lengths, totals, seed=seed, source=source
+                text.store.n_tokens,
+                self.plan.lengths,
+                totals,
+                seed=seed,
+                source=source,
             )
             self._samplers.append(samplers)
         # A step may span two epochs of each text.
@@ -279,7 +283,8 @@ class BatchSampler:
         per_row = (self.texts[0].store.n_tokens - 1) // length // rows
         step, row = np.divmod(sample, rows)
         epoch, number = np.divmod(step, per_row)
-        return WindowBatch(length, np.zeros_like(sample), epoch, (row * per_row + number) * length)
+        start = (row * per_row + number) * length
+        return WindowBatch(length, np.zeros_like(sample), epoch, start)
 
     def positioned(self, step: int) -> PositionedTokens:
         """Order, position and document of the inputs of a step, for all ranks, from document
@@ -303,7 +308,7 @@ class BatchSampler:
         if self.is_carried:
             streams = list(self._streams(windows))[rows]
             parts = [stream.places(start, length) for stream, start in streams]
-            order, document = (np.stack(each) for each in zip(*parts, strict=True))
+            order, document = np.stack(parts, axis=1)
             return PositionedTokens(order, order, document, "packed", True)
         placed = PACKINGS[self.packing](self._begins(windows, length)[rows])
         number = np.arange(len(windows.start))[rows]

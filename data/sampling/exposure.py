@@ -62,8 +62,7 @@ class Bins(NamedTuple):
         return Bins(first, total)
 
     def scaled(self, factor: float) -> Bins:
-        counts = np.rint(self.counts * factor).astype(np.int64)
-        return self if factor == 1 else Bins(self.first, counts)
+        return Bins(self.first, np.rint(self.counts * factor).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -116,10 +115,9 @@ class ExposureLedger:
         self.rule = rule
         self.start = start
         self._plain = batches.has_plain_positions
-        pairs = sum(
-            (part.stop - part.first) * part.length * (part.length + 1) // 2
-            for part in batches.plan.shares(start, steps)
-        )
+        pairs = 0
+        for part in batches.plan.shares(start, steps):
+            pairs += (part.stop - part.first) * part.length * (part.length + 1) // 2
         self.stride = 1 if self._plain else max(1, -(-pairs // COUNTED))
         self._done = start
         self._counted = 0
@@ -140,12 +138,14 @@ class ExposureLedger:
         factor = steps / counted if counted else 1.0
         positions = self._positions.scaled(factor)
         distances = self._distances.scaled(factor)
-        inputs = [(part.stop - part.first) * part.length for part in plan.shares(self.start, step)]
+        tokens = 0
+        for part in plan.shares(self.start, step):
+            tokens += (part.stop - part.first) * part.length
         return Exposure(
             positions=positions.counts,
             distances=distances.counts,
             first=positions.first,
-            tokens=sum(inputs),
+            tokens=tokens,
             steps=steps,
             counted=counted,
         )
@@ -162,7 +162,8 @@ class ExposureLedger:
         group = max(1, _AT_ONCE // (segment.batch_size * segment.length))
         for i in range(0, len(sampled), group):
             placed = _stacked([self.batches.positioned(step) for step in sampled[i : i + group]])
-            self._positions = self._positions.plus(Bins.of(placed.position[placed.document >= 0]))
+            positions = placed.position[placed.document >= 0]
+            self._positions = self._positions.plus(Bins.of(positions))
             self._distances = self._distances.plus(distances_of(placed, rule))
         self._counted += len(sampled)
 
@@ -173,8 +174,9 @@ class ExposureLedger:
         if self.stride == 1 or step == self.start:
             return True
         block = step // self.stride
-        drawn = bits(key_of(self.batches.seed, "exposure"), np.array([block]))
-        return bool(step % self.stride == below(drawn, self.stride)[0]) and block > 0
+        random = bits(key_of(self.batches.seed, "exposure"), np.array([block]))
+        drawn = int(below(random, self.stride)[0])
+        return block > 0 and step % self.stride == drawn
 
 
 def above(texts: np.ndarray) -> np.ndarray:
@@ -223,8 +225,8 @@ def distances_of(placed: PositionedTokens, rule: ExposureRule) -> Bins:
 
 def _stacked(steps: list[PositionedTokens]) -> PositionedTokens:
     """Concatenate the rows of several steps, with every array expanded to full size."""
-    whole = [np.broadcast_arrays(one.order, one.position, one.document) for one in steps]
-    order, position, document = (np.concatenate(arrays) for arrays in zip(*whole, strict=True))
+    whole = [np.broadcast_arrays(step.order, step.position, step.document) for step in steps]
+    order, position, document = np.concatenate(whole, axis=1)
     return steps[0]._replace(order=order, position=position, document=document)
 
 

@@ -55,9 +55,8 @@ class ItemSampler:
         return np.bincount(counts, minlength=self.plan.at(start).length + 1)
 
     def _index(self, start: int, stop: int) -> np.ndarray:
-        return np.concatenate(
-            [np.arange(part.first, part.stop) for part in self.plan.shares(start, stop)]
-        )
+        parts = self.plan.shares(start, stop)
+        return np.concatenate([np.arange(part.first, part.stop) for part in parts])
 
     def positioned(self, step: int) -> PositionedTokens:
         """Order, position and document of the inputs of a step, for all ranks."""

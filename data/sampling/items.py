@@ -59,11 +59,13 @@ class SymbolItems:
     def length(self, index: np.ndarray) -> np.ndarray:
         """Length of the problem of each item (n,)."""
         least, most = self.lengths
-        return least + below(bits(key_of(*self.key, "length"), index), most - least + 1)
+        random = bits(key_of(*self.key, "length"), index)
+        return least + below(random, most - least + 1)
 
     def count(self, index: np.ndarray) -> np.ndarray:
         """Inputs of each item (n,)."""
-        return np.array([self.task.size(n) for n in self.length(index).tolist()]) + self.bos - 1
+        sizes = [self.task.size(length) for length in self.length(index).tolist()]
+        return np.array(sizes) + self.bos - 1
 
     def item(self, index: int) -> SymbolItem:
         """Item `index`, without the begin symbol."""
@@ -76,18 +78,21 @@ class SymbolItems:
         targets = np.full_like(inputs, IGNORED)
         position = np.zeros_like(inputs)
         count = np.zeros_like(index)
-        begin = [BEGIN] * self.bos
+        has_positions = self.task.has_positions
         for row, i in enumerate(index.tolist()):
             item = self.item(i)
-            ids = np.array([self.ids[symbol] for symbol in [*begin, *item.symbols]])
+            symbols = [BEGIN] * self.bos + item.symbols
+            is_target = np.array([False] * self.bos + item.is_answer)
+            ids = np.array([self.ids[symbol] for symbol in symbols])
             n = len(ids) - 1
-            is_target = np.array([False] * self.bos + item.is_answer)[1:]
-            inputs[row, :n] = ids[:-1]
-            targets[row, :n] = np.where(is_target | (not self.answers_only), ids[1:], IGNORED)
-            if self.task.has_positions:
-                position[row, self.bos : n] = self._shifted(i, item)[: n - self.bos]
             count[row] = n
-        return ItemRows(inputs, targets, position if self.task.has_positions else None, count)
+            inputs[row, :n] = ids[:-1]
+            targets[row, :n] = ids[1:]
+            if self.answers_only:
+                targets[row, :n][~is_target[1:]] = IGNORED
+            if has_positions:
+                position[row, self.bos : n] = self._shifted(i, item)[: n - self.bos]
+        return ItemRows(inputs, targets, position if has_positions else None, count)
 
     def _shifted(self, index: int, item: SymbolItem) -> np.ndarray:
         """The positions of an item; in training, those above 0 begin at random."""
@@ -95,13 +100,16 @@ class SymbolItems:
         most = self.task.max_position
         if self.is_training and most is not None:
             room = most - int(positions.max()) + 1
-            start = int(NamedDraws(*self.key, index).below("start", 1, room)[0])
-            positions[positions > 0] += start
+            positions[positions > 0] += NamedDraws(*self.key, index).one("start", room)
         return positions
 
 
 def place_items(
-    rows: ItemRows, positions: PlainPositions, seed: int, step: int, index: np.ndarray
+    rows: ItemRows,
+    positions: PlainPositions,
+    seed: int,
+    step: int,
+    index: np.ndarray,
 ) -> PositionedTokens:
     """Order, position and document (−1: padding) of items; `index` (b,) selects the random draws
     of each."""

@@ -35,11 +35,11 @@ class PositionedTokens(NamedTuple):
 
     def lengths(self) -> np.ndarray:
         """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
-        last = np.ones(self.document.shape, dtype=bool)
-        last[:, :-1] = self.document[:, 1:] != self.document[:, :-1]
         width = self.document.shape[1]
-        ends = np.where(last, np.arange(width), width)
-        ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]  # end of each token's text
+        is_last = np.diff(self.document, axis=1, append=-2) != 0
+        ends = np.where(is_last, np.arange(width), width)
+        # end of each token's text
+        ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
         return np.take_along_axis(self.order, ends, axis=1) + 1
 
 
@@ -79,7 +79,10 @@ class PositionDraws:
         """Return (b, T) uint64, equal for all tokens of a text, or different for each `token` (its
         order)."""
         return bits(
-            key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token
+            key_of(self.seed, self.step, "positions", what),
+            self.rows,
+            self.document,
+            *token,
         )
 
 
@@ -144,10 +147,14 @@ class SubsetPositions(PlainPositions):
 
     name: Literal["random_subset"] = "random_subset"
     max_length: int = setting(
-        2048, "end of the range; should exceed all evaluated lengths", ge=2, le=1_000_000
+        2048,
+        "end of the range; should exceed all evaluated lengths",
+        ge=2,
+        le=1_000_000,
     )
     per: Literal["row", "batch"] = setting(
-        "row", "one draw per text, or one per batch as in the authors' code"
+        "row",
+        "one draw per text, or one per batch as in the authors' code",
     )
 
     def apply(self, placed, draws):
@@ -156,11 +163,9 @@ class SubsetPositions(PlainPositions):
             first = np.zeros_like(draws.document)
             draws = replace(draws, rows=np.zeros_like(draws.rows), document=first)
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
-        order, document = (
-            np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
-        )
+        order = np.broadcast_to(placed.order, keys[0].shape)
         drawn = shuffled(order, self.max_length, keys)
-        return _sorted(placed, drawn, document * self.max_length)
+        return _sorted(placed, drawn, placed.document * self.max_length)
 
 
 class FloatPositions(PlainPositions):
@@ -201,13 +206,20 @@ class CapePositions(PlainPositions):
     name: Literal["cape"] = "cape"
     global_shift: float = setting(5.0, "maximum shift of a text in tokens", ge=0, le=1e6)
     local_shift: float = setting(
-        0.25, "maximum jitter of a token; below 1/2, which preserves the order", ge=0, lt=0.5
+        0.25,
+        "maximum jitter of a token; below 1/2, which preserves the order",
+        ge=0,
+        lt=0.5,
     )
     scale: float = setting(
-        1.03, "maximum factor on positions; the minimum is 1/scale", ge=1, le=100
+        1.03,
+        "maximum factor on positions; the minimum is 1/scale",
+        ge=1,
+        le=100,
     )
     center: bool = setting(
-        False, "subtract the mean first; for schemes that depend on distances only"
+        False,
+        "subtract the mean first; for schemes that depend on distances only",
     )
 
     def position_end(self, length):

@@ -17,14 +17,21 @@ SORTED = 4096
 
 def mixed(x: np.ndarray) -> np.ndarray:
     """The splitmix64 finalizer, which mixes the bits of uint64 values."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(30))
+    x = x * np.uint64(0xBF58476D1CE4E5B9)
+    x = x ^ (x >> np.uint64(27))
+    x = x * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def hash64(text: str) -> int:
+    """64 bits of a text's hash."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def key_of(*names: int | str) -> np.uint64:
     """Hash names to a 64-bit key."""
-    return np.uint64(int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:8], "little"))
+    return np.uint64(hash64(repr(names)))
 
 
 def bits(key: np.uint64, *indices: np.ndarray) -> np.ndarray:
@@ -35,7 +42,8 @@ def bits(key: np.uint64, *indices: np.ndarray) -> np.ndarray:
     """
     state = np.asarray(key, dtype=np.uint64)[None]
     for index in indices:
-        state = mixed(state + (index.astype(np.uint64) + np.uint64(1)) * STEP)
+        steps = index.astype(np.uint64) + np.uint64(1)
+        state = mixed(state + steps * STEP)
     return state
 
 
@@ -69,16 +77,18 @@ def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
         n: size of the permutations.
         keys: ROUNDS arrays of uint64 that broadcast to the shape of `index`.
     """
-    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    bit_count = max(n - 1, 1).bit_length()
+    half = (bit_count + 1) // 2
     low = np.uint64((1 << half) - 1)
     shift = np.uint64(half)
     keys = [np.broadcast_to(key, index.shape) for key in keys]
 
-    def once(x: np.ndarray, here: list[np.ndarray]) -> np.ndarray:
+    def once(x: np.ndarray, keys: list[np.ndarray]) -> np.ndarray:
         left = x >> shift
         right = x & low
-        for round_key in here:
-            left, right = right, left ^ (mixed(right ^ round_key) & low)
+        for round_key in keys:
+            scrambled = mixed(right ^ round_key) & low
+            left, right = right, left ^ scrambled
         return (left << shift) | right
 
     out = once(index.astype(np.uint64), keys)
@@ -95,19 +105,25 @@ class NamedDraws:
     def __init__(self, *key: int | str):
         self.key = key
 
-    def below(self, what: str, count: int, n: int) -> np.ndarray:
-        """(count,) integers in 0 ... n−1. The first ones do not depend on `count`."""
-        return below(bits(key_of(*self.key, what), np.arange(count)), n)
+    def bits(self, what: int | str, count: int) -> np.ndarray:
+        """(count,) random bits."""
+        return bits(key_of(*self.key, what), np.arange(count))
 
-    def distinct(self, what: str, count: int, n: int) -> np.ndarray:
-        """(count,) distinct integers in 0 ... n−1. The first ones do not depend on `count`."""
+    def one(self, what: int | str, n: int) -> int:
+        """An integer in 0 ... n−1."""
+        return self.below(what, 1, n)[0]
+
+    def below(self, what: int | str, count: int, n: int) -> list[int]:
+        """`count` integers in 0 ... n−1. The first ones do not depend on `count`."""
+        return below(self.bits(what, count), n).tolist()
+
+    def distinct(self, what: str, count: int, n: int) -> list[int]:
+        """`count` distinct integers in 0 ... n−1. The first ones do not depend on `count`."""
         if n <= SORTED:
-            random = bits(key_of(*self.key, what), np.arange(n))
-            return np.argsort(random, kind="stable")[:count]
+            return np.argsort(self.bits(what, n), kind="stable")[:count].tolist()
         wanted = count
-        drawn = np.zeros(0, dtype=np.int64)
+        drawn: list[int] = []
         while len(drawn) < count:
             wanted *= 2
-            drawn = self.below(what, wanted, n)
-            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+            drawn = list(dict.fromkeys(self.below(what, wanted, n)))
         return drawn[:count]

@@ -96,10 +96,9 @@ class MixturePattern:
         self.period = math.lcm(*(share.denominator for share in shares))
         parts = [int(share * self.period) for share in shares]
         self._turns = np.array(_quota(parts), dtype=np.int64)
-        marks = self._turns[None] == np.arange(len(parts))[:, None]
-        self._before = np.concatenate(
-            [np.zeros((len(parts), 1), dtype=np.int64), np.cumsum(marks, 1)], 1
-        )
+        self._before = np.zeros((len(parts), self.period + 1), dtype=np.int64)
+        for source, before in enumerate(self._before):
+            before[1:] = np.cumsum(self._turns == source)
 
     def turns(self, sample: np.ndarray) -> np.ndarray:
         """Return the text of each sample 0, 1, ...: int64."""
@@ -120,7 +119,7 @@ def _quota(parts: list[int]) -> list[int]:
     turns = []
     for n in range(1, whole + 1):
         due = [j for j, part in enumerate(parts) if had[j] * whole < part * n]
-        turn = min(due, key=lambda j: (Fraction(had[j] + 1, parts[j]), j))
+        turn = min(due, key=lambda j: Fraction(had[j] + 1, parts[j]))  # the first of equal ones
         had[turn] += 1
         turns.append(turn)
     return turns
@@ -151,7 +150,8 @@ def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
 
 def stream_key(seed: int, source: int, epoch: int, what: str) -> list[int | str]:
     """Key of the random draws for a token stream of the text `source`."""
-    return [seed, epoch, what] + ([f"source {source}"] if source else [])
+    key = [seed, epoch, what]
+    return [*key, f"source {source}"] if source else key
 
 
 class WindowSampler:
@@ -221,7 +221,12 @@ class WindowSampler:
 
 
 def window_samplers(
-    tokens: int, lengths: Sequence[int], totals: Sequence[int], *, seed: int, source: int = 0
+    tokens: int,
+    lengths: Sequence[int],
+    totals: Sequence[int],
+    *,
+    seed: int,
+    source: int = 0,
 ) -> list[WindowSampler]:
     """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the
     last has no end.

@@ -1,11 +1,10 @@
 """Data sets through the `datasets` library, map-style or streaming."""
 
-from collections.abc import Iterator
 from glob import has_magic
 from pathlib import Path
 
 from data.sources.local import check_columns
-from data.sources.text_source import Document, Source, as_list, from_record
+from data.sources.text_source import Source, as_list, from_record
 from data.text_settings import HubSource
 from errors import DataError
 
@@ -34,7 +33,7 @@ class Hub(Source):
                     f"{self.place}.data_files: {file} does not exist; set existing files"
                 )
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         import datasets  # imported here: takes two seconds that other sources do not need
         from datasets.exceptions import DatasetsError
 

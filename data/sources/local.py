@@ -96,7 +96,7 @@ class Files(Source):
         listing = [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         # A folder of plain files can be read from any file on; record files are read from the start
         # and skipped.
         s = self.settings
@@ -127,7 +127,10 @@ class Files(Source):
                     yield self._from_bytes(name, raw, clusters.get(path.name))
 
     def _from_bytes(
-        self, name: str, raw: bytes | bytearray | None, cluster: str | None
+        self,
+        name: str,
+        raw: bytes | bytearray | None,
+        cluster: str | None,
     ) -> Document:
         return self._too_large(name) if raw is None else decoded(name, raw, cluster)
 
@@ -142,7 +145,9 @@ class Files(Source):
 
     def _too_large(self, name: str) -> Document:
         return Document(
-            name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})"
+            name,
+            "",
+            fault=f"larger than {self.place}.max_document_bytes ({self.most:,})",
         )
 
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
@@ -194,7 +199,7 @@ class Stdlib(Source):
         listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files]
         return hashlib.sha256("\n".join([platform.python_version(), *listing]).encode()).hexdigest()
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         for name in itertools.islice(self.files, start, None):
             yield decoded(name, (self.folder / name).read_bytes())
 

@@ -1,10 +1,9 @@
 """Text of a finished preparation, decoded from its tokens."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
-from data.sources.text_source import Document, Source, checked
+from data.sources.text_source import Source, checked
 from data.store import TokenStore
 from data.text_settings import PreparedSource
 from data.tokenizers import load_tokenizer
@@ -33,7 +32,7 @@ class PreparedText(Source):
     def _store(self) -> TokenStore:
         return TokenStore(self.folder / self.settings.split)
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         store = self._store()
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         names = store.names

@@ -2,13 +2,10 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
-
-import numpy as np
 
 from data.data_settings import TaskSource
 from data.hashing import canonical_hash
-from data.sampling.random_draws import below, bits, key_of
+from data.sampling.random_draws import NamedDraws
 from data.sources.text_source import Document, Source
 from data.tasks import NO_TEXT, Haystacks, TaskContext, is_for
 from data.tokenizers import ByteTokenizer
@@ -34,23 +31,19 @@ class TaskDocuments(Source):
         parts = [] if self._haystack is None else [self._haystack.fingerprint()]
         return canonical_hash([self.settings.model_dump(mode="json"), *parts])
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         s = self.settings
         tokenizer = ByteTokenizer()
         least, most = s.bounds
         context = TaskContext(s.task, tokenizer, "training", s.seed)
         haystacks = self._haystacks(tokenizer)
         for index in range(start, s.items):
-            drawn = bits(key_of("item", s.seed, index), np.arange(3))
-            length = least + int(below(drawn[:1], most - least + 1)[0])
-            depth = int(below(drawn[1:2], 1001)[0]) / 1000
+            random = NamedDraws("item", s.seed).bits(index, 3).tolist()
+            length = least + random[0] % (most - least + 1)
+            depth = random[1] % 1001 / 1000
             haystack = NO_TEXT
             if haystacks is not None:
-                haystack = haystacks.text(
-                    int(below(drawn[2:], len(haystacks))[0]),
-                    s.seed,
-                    index,
-                )
+                haystack = haystacks.text(random[2] % len(haystacks), s.seed, index)
             item = context.item(index, length, depth, haystack)
             # Drop an incomplete character at the start of the haystack.
             text = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
@@ -60,15 +53,13 @@ class TaskDocuments(Source):
         source = self._haystack
         if source is None:
             return None
-        usable = (d for d in source.documents() if d.fault is None and is_for(d.name, "training"))
-        documents = ((d.name, d.text) for d in usable)
-        return Haystacks(
-            documents,
-            tokenizer,
-            self.settings.bounds[1],
-            HAYSTACKS,
-            source.label,
+        documents = (
+            (document.name, document.text)
+            for document in source.documents()
+            if document.fault is None and is_for(document.name, "training")
         )
+        longest = self.settings.bounds[1]
+        return Haystacks(documents, tokenizer, longest, HAYSTACKS, source.label)
 
 
 SENTENCES = (
@@ -89,7 +80,7 @@ class Filler(Source):
     def fingerprint(self):
         return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self, start=0):
         for number in itertools.islice(range(DOCUMENTS), start, None):
-            order = below(bits(key_of("filler", number), np.arange(LENGTH)), len(SENTENCES))
-            yield Document(f"filler-{number:02d}", " ".join(SENTENCES[i] for i in order.tolist()))
+            order = NamedDraws("filler").below(number, LENGTH, len(SENTENCES))
+            yield Document(f"filler-{number:02d}", " ".join(SENTENCES[i] for i in order))

@@ -1,8 +1,8 @@
 """Arithmetic on symbols: sums of digits modulo a number, parity, sums of decimal numbers."""
 
+from itertools import accumulate
 from typing import Literal
 
-import numpy as np
 from pydantic import model_validator
 
 from data.tasks.symbols import EQUALS, CoupledTask
@@ -31,8 +31,8 @@ class ModularAdditionTask(CoupledTask):
 
     def make(self, draws, length):
         numbers = draws.below("numbers", length, self.modulus)
-        sums = [*map(str, (np.cumsum(numbers) % self.modulus).tolist())]
-        prompt = [*map(str, numbers.tolist()), EQUALS]
+        sums = [str(total % self.modulus) for total in accumulate(numbers)]
+        prompt = [*map(str, numbers), EQUALS]
         return self.answered(prompt, sums if self.scratchpad else sums[-1:])
 
     def positions_of(self, prompt, more):
@@ -63,7 +63,8 @@ class AdditionTask(CoupledTask):
         "its number, 0 for other symbols (arXiv:2405.17399)",
     )
     order: Literal["plain", "reversed", "reversed_answer"] = setting(
-        "plain", "reversed: all numbers, or the sum alone, from the last digit on"
+        "plain",
+        "reversed: all numbers, or the sum alone, from the last digit on",
     )
     scratchpad: bool = setting(False, "write the columns before the sum")
     hints: int = setting(
@@ -93,43 +94,50 @@ class AdditionTask(CoupledTask):
         return self.hints - 1 if self.hints else None
 
     def make(self, draws, length):
-        a = draws.below("a", length, 10).tolist()  # the last digit first
-        b = draws.below("b", length, 10).tolist()
+        a = draws.below("a", length, 10)  # the last digit first
+        b = draws.below("b", length, 10)
         carry = 0
         total = []
         columns = []
         for x, y in zip(a, b, strict=True):
-            row = [carry, x, y]
+            columns += [str(carry), str(x), str(y)]
             carry, digit = divmod(x + y + carry, 10)
+            columns.append(str(digit))
             total.append(digit)
-            columns += [*map(str, [*row, digit])]
         total.append(carry)
         hints = []
         if self.hints:
-            first = int(draws.below("hints", 1, self.hints - length)[0])
+            first = draws.one("hints", self.hints - length)
             hints = [f"i{k}" for k in range(first, first + length + 1)]
         is_reversed = self.order == "reversed"
-        prompt = [*_written(a, hints, is_reversed), "+", *_written(b, hints, is_reversed), EQUALS]
+        first_number = _written(a, hints, is_reversed)
+        second_number = _written(b, hints, is_reversed)
+        prompt = [*first_number, "+", *second_number, EQUALS]
         answer = _written(total, hints, self.order != "plain")
-        return self.answered(prompt, [*columns, ":", *answer] if self.scratchpad else answer)
+        if self.scratchpad:
+            answer = [*columns, ":", *answer]
+        return self.answered(prompt, answer)
 
     def positions_of(self, prompt, more):
         """Coupled: a digit of significance k = 0, 1, ... has position k + 2, `+` and `=` have 1;
         `=` before an answer that begins with its first digit is one beyond it."""
-        sizes = [prompt.index("+"), prompt.index(EQUALS) - prompt.index("+") - 1]
-        rest = len(prompt) + more - sum(sizes) - 2
+        first = prompt.index("+")
+        second = prompt.index(EQUALS) - first - 1
+        rest = len(prompt) + more - first - second - 2
         if self.positions == "abacus":
-            return [*range(1, sizes[0] + 1), 0, *range(1, sizes[1] + 1), 0, *range(1, rest + 1)]
-        numbers = [list(range(2, size + 2)) for size in sizes]
+            return [*range(1, first + 1), 0, *range(1, second + 1), 0, *range(1, rest + 1)]
+        a = list(range(2, first + 2))
+        b = list(range(2, second + 2))
         if self.order != "reversed":
-            numbers = [number[::-1] for number in numbers]
-        last = max(sizes) + 2  # of the first digit of the sum
+            a.reverse()
+            b.reverse()
+        last = max(first, second) + 2  # of the first digit of the sum
         equals = 1
         answer = list(range(2, rest + 2))
         if self.order == "plain":
             equals = last + 1
             answer = [max(1, last - i) for i in range(rest)]
-        return [*numbers[0], 1, *numbers[1], equals, *answer]
+        return [*a, 1, *b, equals, *answer]
 
 
 def _written(digits: list[int], hints: list[str], last_first: bool) -> list[str]:

@@ -1,11 +1,10 @@
 """The text around hidden facts. Training and evaluation items use different documents."""
 
-import hashlib
 from collections.abc import Iterable
 
 import numpy as np
 
-from data.sampling.random_draws import below, bits, key_of
+from data.sampling.random_draws import NamedDraws, hash64
 from data.tokenizers import Tokenizer
 from errors import DataError
 
@@ -18,8 +17,7 @@ SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}
 
 def is_for(name: str, purpose: str) -> bool:
     """Whether items for `purpose` may use the document of this name."""
-    side = int.from_bytes(hashlib.sha256(f"haystack {name}".encode()).digest()[:8], "little") % 5
-    return side in SIDES[purpose]
+    return hash64(f"haystack {name}") % 5 in SIDES[purpose]
 
 
 class Haystacks:
@@ -76,6 +74,6 @@ class Haystacks:
     def text(self, which: int, *key: int | str) -> np.ndarray:
         """Return `longest` tokens of document `which`, from a start that `key` selects."""
         tokens = self.tokens[which]
-        room = len(tokens) - self.longest + 1
-        start = int(below(bits(key_of("haystack", *key), np.arange(1)), room)[0])
+        draws = NamedDraws("haystack", *key[:-1])
+        start = draws.one(key[-1], len(tokens) - self.longest + 1)
         return tokens[start : start + self.longest]

@@ -70,7 +70,11 @@ class TaskContext:
         self.encode = lru_cache(maxsize=CACHED)(tokenizer.encode)
 
     def item(
-        self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT
+        self,
+        index: int,
+        length: int,
+        depth: float = 0.0,
+        haystack: np.ndarray = NO_TEXT,
     ) -> TaskItem:
         """Generate item `index` with at most `length` tokens (exactly `length` if it has a
         haystack).
@@ -119,14 +123,15 @@ class TaskRequest:
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
         drawn = self.draws.distinct("values", min(room, 2 * least + 4), room)
-        return self.same_count([f" {first + n}" for n in drawn.tolist()], needed)
+        return self.same_count([f" {first + n}" for n in drawn], needed)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
         """Filter `texts` to those with the most common number of tokens. Raises DataError if fewer
         than `least` remain.
         """
-        sizes = np.array([len(self.encode(text)) for text in texts])
-        kept = [texts[i] for i in np.flatnonzero(sizes == np.bincount(sizes).argmax())]
+        sizes = [len(self.encode(text)) for text in texts]
+        common = np.bincount(sizes).argmax()
+        kept = [text for text, size in zip(texts, sizes, strict=True) if size == common]
         if len(kept) < least:
             raise DataError(
                 f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same "
@@ -140,8 +145,8 @@ class TaskRequest:
 
     def earlier_questions(self, count: int) -> list[int]:
         """Which of `count` questions are asked, with their answers, before the last one."""
-        asked = int(self.draws.below("asked", 1, self.context.task.queries)[0])
-        return self.draws.below("earlier", asked, count).tolist()
+        asked = self.draws.one("asked", self.context.task.queries)
+        return self.draws.below("earlier", asked, count)
 
     def too_short(self, least: int) -> DataError:
         return DataError(

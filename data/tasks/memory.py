@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from data.sampling.random_draws import bits, fractions, key_of
+from data.sampling.random_draws import fractions
 from data.tasks.symbols import EQUALS, SymbolItem, SymbolTask
 from settings.fields import setting
 
@@ -36,12 +35,12 @@ class FlipFlopTask(SymbolTask):
         return 2
 
     def make(self, draws, length):
-        uniform = fractions(bits(key_of(*draws.key, "instructions"), np.arange(length)))
-        written = draws.below("bits", length, 2).tolist()
+        uniform = fractions(draws.bits("instructions", length)).tolist()
+        written = draws.below("bits", length, 2)
         symbols = []
         is_answer = []
         stored = ""
-        for i, (number, bit) in enumerate(zip(uniform.tolist(), written, strict=True)):
+        for i, (number, bit) in enumerate(zip(uniform, written, strict=True)):
             instruction = "i"
             if number >= self.ignore:
                 instruction = "w" if number < (1 + self.ignore) / 2 else "r"
@@ -80,9 +79,9 @@ class AssociativeRecallTask(SymbolTask):
         return self.keys
 
     def make(self, draws, length):
-        keys = draws.distinct("keys", length, self.keys).tolist()
-        values = draws.below("values", length, self.values).tolist()
-        asked = draws.distinct("asked", min(self.queries, length), length).tolist()
+        keys = draws.distinct("keys", length, self.keys)
+        values = draws.below("values", length, self.values)
+        asked = draws.distinct("asked", min(self.queries, length), length)
         symbols = []
         for key, value in zip(keys, values, strict=True):
             symbols += [f"k{key}", f"v{value}"]
@@ -121,14 +120,15 @@ class IndirectIndexingTask(SymbolTask):
         return self.symbols
 
     def make(self, draws, length):
-        string = [str(i) for i in draws.distinct("symbols", length, self.symbols).tolist()]
+        string = [str(i) for i in draws.distinct("symbols", length, self.symbols)]
         symbols = list(string)
         is_answer = [False] * length
-        sources = draws.below("sources", self.queries, length).tolist()
-        targets = draws.below("targets", self.queries, 1 << 32).tolist()
+        sources = draws.below("sources", self.queries, length)
+        targets = draws.below("targets", self.queries, 1 << 32)
         for here, random in zip(sources, targets, strict=True):
-            near = range(max(0, here - self.shift), min(length, here + self.shift + 1))
-            others = [place for place in near if place != here]
+            first = max(0, here - self.shift)
+            stop = min(length, here + self.shift + 1)
+            others = [*range(first, here), *range(here + 1, stop)]
             there = others[random % len(others)]
             symbols += ["?", string[here], f"{there - here:+d}", EQUALS, string[there]]
             is_answer += [False] * 4 + [True]
@@ -158,8 +158,8 @@ class DyckTask(SymbolTask):
         return self.kinds
 
     def make(self, draws, length):
-        kinds = draws.below("kinds", length, self.kinds).tolist()
-        opens = draws.below("opens", 2 * length, 2).tolist()
+        kinds = draws.below("kinds", length, self.kinds)
+        opens = draws.below("opens", 2 * length, 2)
         string: list[str] = []
         stack: list[int] = []
         for kind in kinds:

@@ -44,13 +44,12 @@ class HaystackTask(Task):
         """Hide `count` facts, each a stem with a name and one of `values`, and query the first of
         them. Values of no fact serve as wrong answers that are not in the context.
         """
-        names = [NAMES[i] for i in request.draws.distinct("names", count, len(NAMES)).tolist()]
-        depths = (request.draws.below("depths", count, 1001) / 1000).tolist()
-        depths[0] = request.depth
-        facts = [
-            Statement(depth, stem.format(name), f"{value}.\n")
-            for depth, name, value in zip(depths, names, values, strict=False)
-        ]
+        names = request.draws.distinct("names", count, len(NAMES))
+        depths = request.draws.below("depths", count, 1001)
+        facts = []
+        for i in range(count):
+            depth = depths[i] / 1000 if i else request.depth
+            facts.append(Statement(depth, stem.format(NAMES[names[i]]), f"{values[i]}.\n"))
         invented = [f"{value}.\n" for value in values[count:]]
         questions = [(fact.stem, fact.value) for fact in facts]
         return self.hide(request, facts, questions, invented)
@@ -70,7 +69,9 @@ class HaystackTask(Task):
         last = request.encode(questions[0][0])
         answers = [right for _, right in questions]
         answer, *others = [request.encode(text) for text in (*answers, *invented)]
-        tokens = [request.encode(one.stem) + request.encode(one.value) for one in statements]
+        tokens = []
+        for statement in statements:
+            tokens.append(request.encode(statement.stem) + request.encode(statement.value))
         room = request.length - sum(map(len, tokens)) - len(last) - len(answer)
         if room < 0:
             raise request.too_short(request.length - room)
@@ -83,7 +84,7 @@ class HaystackTask(Task):
             earlier += question
             room -= len(question)
         text = request.haystack[len(request.haystack) - room :]
-        at = _insertion_points(request, text, [one.depth for one in statements])
+        at = _insertion_points(request, text, [statement.depth for statement in statements])
         prompt: list[int] = []
         starts = {}
         done = 0
@@ -109,7 +110,8 @@ def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float
     end."""
     inside = 1 + np.flatnonzero(request.context.may_cut[text[1:]])
     cuts = np.array([0, *inside.tolist(), len(text)])
-    return [int(cuts[np.abs(cuts - depth * len(text)).argmin()]) for depth in depths]
+    nearest = [np.abs(cuts - depth * len(text)).argmin() for depth in depths]
+    return cuts[nearest].tolist()
 
 
 class PasskeyTask(HaystackTask):
@@ -120,7 +122,10 @@ class PasskeyTask(HaystackTask):
     name: Literal["passkey"] = "passkey"
     keys: int = setting(3, "pass keys per item; with several, chance is 1/keys", ge=1, le=64)
     choices: int = setting(
-        4, "number of values compared if there is one key; chance is 1/choices", ge=2, le=64
+        4,
+        "number of values compared if there is one key; chance is 1/choices",
+        ge=2,
+        le=64,
     )
     digits: int = setting(5, "digits per pass key", ge=1, le=18)
 
@@ -139,7 +144,7 @@ class NeedleTask(HaystackTask):
     keys: int = setting(3, "facts per item; chance is 1/keys", ge=2, le=16)
 
     def make(self, request):
-        order = request.draws.distinct("values", len(PLACES), len(PLACES)).tolist()
+        order = request.draws.distinct("values", len(PLACES), len(PLACES))
         places = request.same_count([f" {PLACES[i]}" for i in order], self.keys)
         return self.facts(request, "\n{} hid it in the", places[: self.keys], self.keys)
 
@@ -157,7 +162,7 @@ class VariablesTask(HaystackTask):
     def make(self, request):
         links = self.hops + 1
         values = request.numbers(self.digits, self.chains)
-        numbers = request.draws.distinct("names", self.chains * links, 26 * 10).tolist()
+        numbers = request.draws.distinct("names", self.chains * links, 26 * 10)
         names = [f"{chr(ord('a') + n // 10)}{n % 10}" for n in numbers]
         statements = []
         questions = []
@@ -165,12 +170,14 @@ class VariablesTask(HaystackTask):
             chain_names = names[chain * links : (chain + 1) * links]
             first = request.depth
             if chain:
-                first = float(request.draws.below(f"depth {chain}", 1, 1001)[0]) / 1000
-            later = np.sort(request.draws.below(f"links {chain}", self.hops, 1001)) / 1000
-            depths = [first, *(first + (1 - first) * later).tolist()]
-            rights = [value, *(f" {name}" for name in chain_names[:-1])]
-            for depth, name, right in zip(depths, chain_names, rights, strict=True):
+                first = request.draws.one(f"depth {chain}", 1001) / 1000
+            later = sorted(request.draws.below(f"links {chain}", self.hops, 1001))
+            depth = first
+            right = value
+            for name, part in zip(chain_names, [*later, 0], strict=True):
                 statements.append(Statement(depth, f"\n{name} =", f"{right}\n"))
+                depth = first + (1 - first) * (part / 1000)
+                right = f" {name}"
             questions.append((f"\n{chain_names[-1]} =", f"{value}\n"))
         return self.hide(request, statements, questions)
 
@@ -187,11 +194,11 @@ class RecallTask(Task):
 
     def make(self, request):
         most = 26**self.letters
-        numbers = request.draws.distinct("keys", min(most, request.length), most).tolist()
+        numbers = request.draws.distinct("keys", min(most, request.length), most)
         keys = [self._spelled(number) for number in numbers]
         values = request.numbers(self.digits, self.choices)
         # The first pairs have distinct values, the choices. They are in the item at every length.
-        drawn = request.draws.below("picks", len(keys), len(values)).tolist()
+        drawn = request.draws.below("picks", len(keys), len(values))
         pairs = []
         for key, i in zip(keys, [*range(self.choices), *drawn], strict=False):
             pairs.append(request.encode(key) + request.encode(f"{values[i]}\n"))
@@ -206,7 +213,7 @@ class RecallTask(Task):
                 f"an item of {request.length} tokens requires more than the {most:,} keys of "
                 f"{self.letters} letters; increase letters"
             )
-        order = (1 + request.draws.distinct("order", count - 1, count - 1)).tolist()
+        order = [1 + i for i in request.draws.distinct("order", count - 1, count - 1)]
         place = round(request.depth * (count - 1))
         order.insert(place, 0)  # the pair whose value is the answer
         start = sum(len(pairs[i]) for i in order[:place])

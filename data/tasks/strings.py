@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
+from data.sampling.random_draws import NamedDraws, fractions
 from data.tasks.symbols import EQUALS, CoupledTask, SymbolTask
 from settings.fields import setting
 
@@ -41,9 +41,13 @@ class CopyTask(CoupledTask):
 
     def make(self, draws, length):
         draw = draws.distinct if self.distinct else draws.below
-        drawn = draw("symbols", length, self.symbols).tolist()
-        answers = {"copy": drawn, "reverse": drawn[::-1], "sort": sorted(drawn)}
-        return self.answered([*map(str, drawn), EQUALS], [*map(str, answers[self.name])])
+        drawn = draw("symbols", length, self.symbols)
+        answer = drawn
+        if self.name == "reverse":
+            answer = drawn[::-1]
+        elif self.name == "sort":
+            answer = sorted(drawn)
+        return self.answered([*map(str, drawn), EQUALS], [*map(str, answer)])
 
     def positions_of(self, prompt, more):
         n = prompt.index(EQUALS)
@@ -74,9 +78,9 @@ class SelectiveCopyTask(SymbolTask):
         return self.copied
 
     def make(self, draws, length):
-        answer = [str(i) for i in draws.below("symbols", self.copied, self.symbols).tolist()]
+        answer = [str(i) for i in draws.below("symbols", self.copied, self.symbols)]
         string = ["."] * length
-        places = np.sort(draws.distinct("places", self.copied, length)).tolist()
+        places = sorted(draws.distinct("places", self.copied, length))
         for place, symbol in zip(places, answer, strict=True):
             string[place] = symbol
         return self.answered([*string, EQUALS], answer)
@@ -118,7 +122,7 @@ class MajorityTask(SymbolTask):
         """A string with a unique most frequent symbol."""
         attempt = 0
         while True:
-            random = bits(key_of(*draws.key, which, attempt), np.arange(self.symbols + length))
+            random = NamedDraws(*draws.key, which).bits(attempt, self.symbols + length)
             uniform = fractions(random)
             weights = np.ones(self.symbols)
             if not self.even:  # uniform over all distributions
@@ -160,11 +164,14 @@ class CountingTask(SymbolTask):
         while not values:
             program, values = self._run(draws, attempt, length)
             attempt += 1
-        name = list(values)[int(draws.below("asked", 1, len(values))[0])]
+        name = list(values)[draws.one("asked", len(values))]
         return self.answered([*program, "print", name], [str(values[name])])
 
     def _run(
-        self, draws: NamedDraws, attempt: int, length: int
+        self,
+        draws: NamedDraws,
+        attempt: int,
+        length: int,
     ) -> tuple[list[str], dict[str, int]]:
         """A program, and the variables that it sets."""
         kinds = draws.below(f"kinds {attempt}", length, SET + PASS + INCREMENT)
@@ -172,9 +179,7 @@ class CountingTask(SymbolTask):
         which = draws.below(f"variables {attempt}", length, 1 << 32)
         values: dict[str, int] = {}
         program = []
-        for kind, other, random in zip(
-            kinds.tolist(), others.tolist(), which.tolist(), strict=True
-        ):
+        for kind, other, random in zip(kinds, others, which, strict=True):
             grown = list(values)[random % len(values)] if values else None
             if kind >= SET + PASS and grown is not None and values[grown] < MOST:
                 values[grown] += 1

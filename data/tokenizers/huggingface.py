@@ -1,7 +1,6 @@
 """Tokenizers of Hugging Face's tokenizers library (tokenizer.json), most of them byte-level BPE."""
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -68,13 +67,14 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"{origin} cannot be read by tokenizers {tokenizers.__version__} ({error}); use "
                 "another file, or the model's tokenizer.model"
             ) from error
-        names = {i: name for name, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        names = {i: name for name, i in vocabulary.items()}
         if not names:
             raise DataError(f"{origin} has no vocabulary; use another file")
         self.vocab_size = max(names) + 1
-        self.bos_id, self.eos_id, self.pad_id = (
-            self._control(token, names, origin) for token in (bos_id, eos_id, pad_id)
-        )
+        self.bos_id = self._control(bos_id, names, origin)
+        self.eos_id = self._control(eos_id, names, origin)
+        self.pad_id = self._control(pad_id, names, origin)
         self.eos_ids = end_ids(self.eos_id, eos_ids, self.vocab_size)
         controls = json.dumps([self.bos_id, self.eos_id, self.pad_id]).encode()
         self.hash = hashlib.sha256(b"tokenizers\0" + controls + b"\0" + content).hexdigest()
@@ -116,7 +116,8 @@ class HuggingFaceTokenizer(Tokenizer):
         # text.
         self._tokenizer.add_special_tokens([token for i, token in added.items() if i in controls])
         controls |= {i for i, token in added.items() if token.special}
-        controls.add(model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or "")))
+        unknown = self._tokenizer.token_to_id(model.get("unk_token") or "")
+        controls.add(model.get("unk_id", unknown))
         self._controls = {i for i in controls if i is not None}
         texts = {i: token.content.encode() for i, token in added.items() if i not in controls}
         as_bytes = _piece_bytes(spec)
@@ -179,7 +180,7 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     if part["type"] != "Sequence":
         return [part]
     members = next(value for value in part.values() if isinstance(value, list))
-    return list(itertools.chain.from_iterable(map(_steps, members)))
+    return [step for member in members for step in _steps(member)]
 
 
 def _normalizers(spec: dict[str, Any]) -> list[str]:

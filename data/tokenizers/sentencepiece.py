@@ -1,7 +1,6 @@
 """Sentencepiece models."""
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Sequence
 
 import sentencepiece
@@ -46,8 +45,9 @@ class SentencePieceTokenizer(Tokenizer):
             raise DataError(
                 f"{origin} is not a sentencepiece model or is damaged; use another file"
             )
-        control = (self.processor.bos_id(), self.processor.eos_id(), self.processor.pad_id())
-        self.bos_id, self.eos_id, self.pad_id = (i if i >= 0 else None for i in control)
+        self.bos_id = _id_or_none(self.processor.bos_id())
+        self.eos_id = _id_or_none(self.processor.eos_id())
+        self.pad_id = _id_or_none(self.processor.pad_id())
         self.eos_ids = end_ids(self.eos_id, eos_ids, self.vocab_size)
         self.add_bos = self.bos_id is not None and add_bos is not False
         self.hash = hashlib.sha256(b"sentencepiece\0" + content).hexdigest()
@@ -80,7 +80,10 @@ class SentencePieceTokenizer(Tokenizer):
         return self.processor.id_to_piece(i).replace(SPACE, " ").encode()
 
     def encode(self, text):
-        return list(itertools.chain.from_iterable(map(self._encode, self._blocks(text))))
+        ids: list[int] = []
+        for block in self._blocks(text):
+            ids += self._encode(block)
+        return ids
 
     def _blocks(self, text: str) -> Iterator[str]:
         """Parts of a text whose ids are those of the text."""
@@ -101,3 +104,8 @@ class SentencePieceTokenizer(Tokenizer):
         for part in rest:
             first += self._space_bytes + part
         return first
+
+
+def _id_or_none(i: int) -> int | None:
+    """sentencepiece's −1 for a missing symbol as None."""
+    return i if i >= 0 else None

@@ -18,7 +18,9 @@ from model.attention.mask import (
     QUERY_BLOCK,
     AttentionView,
     QueryBlock,
+    joined,
     mask_dtype,
+    no_autocast,
     repeated,
 )
 from model.attention.weights import Normalizer
@@ -27,7 +29,10 @@ SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or ma
 
 
 def by_block(
-    attend_block: Callable[[int, int], Tensor], queries: int, size: int, recompute: bool
+    attend_block: Callable[[int, int], Tensor],
+    queries: int,
+    size: int,
+    recompute: bool,
 ) -> Tensor:
     """attend_block(start, stop) for blocks of `size` queries, concatenated: (B, H, T, D).
 
@@ -42,12 +47,16 @@ def by_block(
         stop = min(start + size, queries)
         if recompute:
             out = checkpoint(
-                attend_block, start, stop, use_reentrant=False, preserve_rng_state=False
+                attend_block,
+                start,
+                stop,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
         else:
             out = attend_block(start, stop)
         outputs.append(out)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1], dim=2)
+    return joined(outputs[::-1], 2)
 
 
 def query_block(rows: int, keys: int) -> int:
@@ -56,20 +65,17 @@ def query_block(rows: int, keys: int) -> int:
 
 
 def explicit_attend(
-    views: list[AttentionView], v: Tensor, scale: float, normalizer: Normalizer
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
 ) -> Tensor:
     """(B, H, T, D), with scores in float32 or float64."""
     mask = views[0].mask
 
     def block(start: int, stop: int) -> Tensor:
-        return attention_details(
-            views,
-            v,
-            scale,
-            normalizer,
-            start,
-            stop,
-        ).output.to(v.dtype)
+        details = attention_details(views, v, scale, normalizer, start, stop)
+        return details.output.to(v.dtype)
 
     size = query_block(mask.batch * mask.heads, mask.keys)
     return by_block(block, mask.queries, size, recompute=True)
@@ -112,21 +118,14 @@ def attention_details(
     mask = views[0].mask
     first = views[0]
     keys = slice(0, mask.keys) if whole else mask.keys_of(start, stop)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v):
         values = repeated(v[:, :, keys].to(mask_dtype(v)), mask.heads)
         if first.weights_fn is not None:
-            block = QueryBlock(
-                first,
-                start,
-                stop,
-                keys,
-                scale,
-                normalizer,
-                keep_logits=logits,
-            )
+            block = QueryBlock(first, start, stop, keys, scale, normalizer, logits)
             weights = first.weights_fn(block)
             out = weights @ values
-            out = out if first.extra_output is None else out + first.extra_output(block, weights)
+            if first.extra_output is not None:
+                out = out + first.extra_output(block, weights)
             kept = block.logits
             if logits and kept is None:
                 kept = block.scores.masked_fill(~block.visible, -math.inf)
@@ -134,19 +133,9 @@ def attention_details(
         total: Tensor | None = None
         for view in views:
             block = QueryBlock(view, start, stop, keys, scale, normalizer)
-            scores = block.scores + view.mask.additive(
-                start,
-                stop,
-                keys,
-                block.scores.dtype,
-            )
+            scores = block.scores + block.additive
             # Views are disjoint: where one allows a pair, all others have −inf.
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None
         weights = normalizer(total)
-        return AttentionDetails(
-            keys,
-            total if logits else None,
-            weights,
-            weights @ values,
-        )
+        return AttentionDetails(keys, total if logits else None, weights, weights @ values)

@@ -40,14 +40,33 @@ def precise(x: Tensor) -> Tensor:
     return x.to(mask_dtype(x))
 
 
+def no_autocast(x: Tensor) -> torch.autocast:
+    """A context without autocast on the device of x."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
 def repeated(x: Tensor, heads: int) -> Tensor:
     """(B, G, S, D) → (B, H, S, D): each key/value head is shared by H / G consecutive query
     heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """(B, T, heads·D) → (B, heads, T, D)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """The parts concatenated along `dim`; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
 def visibility_mask(
-    queries: TokenPositions, keys: TokenPositions, batch: int, window: int | None, sinks: int
+    queries: TokenPositions,
+    keys: TokenPositions,
+    batch: int,
+    window: int | None,
+    sinks: int,
 ) -> MaskFunction:
     """Mask function: causal, within the document and within the window.
 
@@ -61,13 +80,13 @@ def visibility_mask(
         sinks: number of tokens at the start of each document that stay visible outside the window.
     """
     is_plain = queries.layout == "plain"
-    offset = keys.order.shape[1] - queries.order.shape[1]
+    offset = keys.count - queries.count
     q_order = queries.order.expand(batch, -1)
     k_order = keys.order.expand(batch, -1)
     q_document = queries.document.expand(batch, -1)
     k_document = keys.document.expand(batch, -1)
 
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def visible(b, h, i, j):
         back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
         seen = back >= 0
         if not is_plain:
@@ -255,15 +274,20 @@ class AttentionMask:
                 mask = self.additive(0, self.queries, keys, dtype)
             rows, heads = mask.shape[:2]  # (R, H or 1, T, s)
             if heads > 1:
-                mask = mask.unflatten(1, (groups, -1)).expand(self.batch, *4 * (-1,))
+                mask = mask.unflatten(1, (groups, -1)).expand(self.batch, -1, -1, -1, -1)
+            elif rows > 1:
+                mask = mask[:, :, None].expand(-1, groups, -1, -1, -1)
             else:
-                mask = (mask.expand(-1, groups, -1, -1) if rows > 1 else mask)[:, :, None]
+                mask = mask[:, :, None]
             return mask.flatten(0, 1).unbind(2)
 
         return self._once("by_query", compute)
 
     def indices(
-        self, start: int, stop: int, keys: slice | Tensor
+        self,
+        start: int,
+        stop: int,
+        keys: slice | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a
         block."""
@@ -287,9 +311,8 @@ class AttentionMask:
         dtype: torch.dtype,
     ) -> Tensor:
         """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
-        if self.bias is None:
-            bias = torch.zeros((), dtype=dtype, device=self.device)
-        else:
+        bias = torch.zeros((), dtype=dtype, device=self.device)
+        if self.bias is not None:
             bias = self.bias(*self.indices(start, stop, keys)).to(dtype)
         return bias.masked_fill(~self.visible(start, stop, keys), -math.inf)
 
@@ -362,12 +385,7 @@ class QueryBlock:
     def additive(self) -> Tensor:
         """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than
         `masked_fill`, of which the backward pass writes all pairs."""
-        return self.mask.additive(
-            self.start,
-            self.stop,
-            self.keys,
-            self.q.dtype,
-        )
+        return self.mask.additive(self.start, self.stop, self.keys, self.q.dtype)
 
     @property
     def distance(self) -> Tensor:

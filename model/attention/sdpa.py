@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.explicit import by_block, query_block
-from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, mask_dtype, repeated
+from model.attention.mask import (
+    QUERY_BLOCK,
+    AttentionMask,
+    AttentionView,
+    mask_dtype,
+    no_autocast,
+    repeated,
+)
 
 
 def causal_attend(
@@ -104,7 +111,10 @@ def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor
 
 
 def distance_mask(
-    q: Tensor, mask: AttentionMask, start: int, stop: int
+    q: Tensor,
+    mask: AttentionMask,
+    start: int,
+    stop: int,
 ) -> tuple[Tensor, slice, Tensor]:
     """Reversed queries, keys and mask of one block.
 
@@ -141,17 +151,12 @@ def _masked(
     if q.device.type == "cuda":
         # The fused kernel with a mask requires equal numbers of heads, and a contiguous mask of q's
         # dtype. In bfloat16 the mask would round distances above 256.
-        q, k, v = (repeated(x, q.shape[1]).to(mask.dtype) for x in (q, k, v))
+        q = q.to(mask.dtype)
+        k = repeated(k, q.shape[1]).to(mask.dtype)
+        v = repeated(v, q.shape[1]).to(mask.dtype)
         mask = mask.contiguous()
     # Autocast would round the mask and copy the strided view. q, k and v have the dtype of v.
-    with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=True,
-        )
+    with no_autocast(q):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     out = out.to(dtype)
     return out.flatten(1, 2).unsqueeze(2) if is_single else out

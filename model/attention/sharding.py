@@ -23,6 +23,7 @@ from torch.distributed._functional_collectives import (
 )
 
 from errors import ModelError
+from model.attention.mask import joined
 from model.position import Accumulate, PositionSettings
 from model.token_positions import TokenPositions
 
@@ -52,29 +53,24 @@ class ContextShard:
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> ContextShard:
         """The part of this process in a context group."""
-        backends = [pair.split(":") for pair in dist.get_backend_config(group).split(",")]
-        on_gloo = tuple(device for device, backend in backends if backend == "gloo")
-        return cls(
-            group.rank(),
-            group.size(),
-            group.group_name,
-            on_gloo=on_gloo,
-        )
+        pairs = dist.get_backend_config(group).split(",")  # such as cpu:gloo
+        on_gloo = tuple(pair.partition(":")[0] for pair in pairs if pair.endswith(":gloo"))
+        return cls(group.rank(), group.size(), group.group_name, on_gloo=on_gloo)
 
     def divided(self, length: int, at_most: int) -> ContextShard:
         """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
         pairs = -(-length // (2 * self.size * at_most))
-        return replace(self, chunks_per_rank=2 * max(1, min(pairs, length // (2 * self.size))))
+        most_pairs = length // (2 * self.size)
+        return replace(self, chunks_per_rank=2 * max(1, min(pairs, most_pairs)))
 
     @property
-    def chunks(self) -> tuple[int, ...]:
+    def chunks(self) -> list[int]:
         """Indices of this rank's chunks, in order."""
-        return self.chunks_of(self.rank)
-
-    def chunks_of(self, rank: int) -> tuple[int, ...]:
-        """Indices of the chunks of a rank of the group, in order."""
-        turns = range(self.chunks_per_rank)
-        return tuple(self.size * t + (self.size - 1 - rank if t % 2 else rank) for t in turns)
+        chunks = []
+        for turn in range(self.chunks_per_rank):
+            place = self.size - 1 - self.rank if turn % 2 else self.rank
+            chunks.append(self.size * turn + place)
+        return chunks
 
     def bounds(self, length: int, chunk: int) -> tuple[int, int]:
         """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The
@@ -94,8 +90,7 @@ class ContextShard:
 
     def select(self, x: Tensor) -> Tensor:
         """This rank's tokens (B, T) of whole windows (B, L), in order."""
-        parts = [self.bounds(x.shape[1], chunk) for chunk in self.chunks]
-        return torch.cat([x[:, start:stop] for start, stop in parts], dim=1)
+        return cut(x, [self.bounds(x.shape[1], chunk) for chunk in self.chunks])
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, without gradients."""
@@ -132,7 +127,7 @@ class ShardedWindow:
     @property
     def length(self) -> int:
         """L, tokens of a window."""
-        return self.positions.order.shape[1]
+        return self.positions.count
 
     def bounds(self, index: int) -> tuple[int, int]:
         """See `ContextShard.bounds`."""
@@ -151,7 +146,7 @@ class ShardedWindow:
         """The positions of the last `keep` tokens of this rank, by chunk."""
         parts: list[TokenPositions] = []
         for positions in reversed(self.own):
-            count = min(keep, positions.order.shape[1])
+            count = min(keep, positions.count)
             parts.insert(0, positions.last(count))
             keep -= count
         return parts
@@ -175,19 +170,17 @@ class ShardedWindow:
         first = max(0, start - settings.window + 1)
         if first <= settings.sinks:
             return [(0, stop)]
-        return [(0, settings.sinks), (first, stop)] if settings.sinks else [(first, stop)]
+        near = (first, stop)
+        return [(0, settings.sinks), near] if settings.sinks else [near]
 
     def _joined(self, ranges: TokenRanges) -> TokenPositions:
         if len(ranges) == 1:
             return self.positions.part(*ranges[0])
-        return self.positions.map(
-            lambda x: torch.cat([x[:, start:stop] for start, stop in ranges], dim=1),
-            unit_steps=False,
-        )
+        return self.positions.map(lambda x: cut(x, ranges), unit_steps=False)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The chunks of this rank's tokens x (B, T, ·)."""
-        return x.split([stop - start for start, stop in map(self.bounds, self.shard.chunks)], dim=1)
+        return x.split([chunk.count for chunk in self.own], dim=1)
 
 
 class GatheredLayer:
@@ -204,25 +197,30 @@ class GatheredLayer:
         """See `CachedTail.extend`."""
         turn = self._inputs_turn
         self._inputs_turn += 1
-        own = F.pad(x, (0, 0, max(0, count - x.shape[1]), 0))
-        tails = self._wait(self._start(own[:, own.shape[1] - count :], turn), turn)
-        last = torch.zeros_like(tails[0]) if self._inputs is None else self._inputs
+        own = x[:, max(0, x.shape[1] - count) :]
+        own = F.pad(own, (0, 0, count - own.shape[1], 0))
+        tails = self._wait(self._start(own, turn), turn)
+        last = self._inputs
+        if last is None:
+            last = torch.zeros_like(tails[0])
         before = [last]
-        for tail, (start, stop) in zip(tails, self._bounds(turn), strict=True):
-            new = min(count, stop - start)
-            last = torch.cat([last, tail[:, count - new :]], dim=1)[:, new:]
+        for tail, length in zip(tails, self._lengths(turn), strict=True):
+            new = min(count, length)
+            whole = torch.cat([last, tail[:, count - new :]], dim=1)
+            last = whole[:, new:]
             before.append(last)
         self._inputs = last
         # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
-        chunk = self.shard.chunks[turn]
-        return torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
+        place = self.shard.chunks[turn] % self.shard.size
+        return torch.cat([torch.stack(before)[place], x], dim=1)
 
     def _start(self, x: Tensor, turn: int, dim: int | None = None) -> Tensor:
         """Start to gather a tensor of pass `turn`, whose dimension `dim` is that of the tokens of a
         chunk; `_wait` waits for the result."""
         if dim is not None:
             padding = max(self._lengths(turn)) - x.shape[dim]  # gathered tensors have equal sizes
-            x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
+            if padding:
+                x = F.pad(x, (0, 0, 0, padding))
         return self.shard.gather(x)
 
     def _wait(
@@ -235,12 +233,10 @@ class GatheredLayer:
         chunks = self.shard.gathered(started)
         if turn % 2:
             chunks.reverse()
-        if dim is None:
-            return chunks
-        return [
-            chunk.narrow(dim, 0, length)
-            for chunk, length in zip(chunks, self._lengths(turn), strict=True)
-        ]
+        if dim is not None:
+            for n, length in enumerate(self._lengths(turn)):
+                chunks[n] = chunks[n].narrow(dim, 0, length)
+        return chunks
 
     def _bounds(self, turn: int) -> TokenRanges:
         """The bounds of the chunks of all ranks in pass `turn`, in the order of the sequence."""
@@ -259,8 +255,10 @@ class GatheredKeys(GatheredLayer):
         super().__init__(window)
         self.settings = settings
         self._finished = 0  # passes
-        self._started: list[list[Tensor]] = []  # keys and values of passes
-        self._kept: tuple[Parts, Parts] = [], []  # those visible in later passes
+        self._started: list[tuple[Tensor, Tensor]] = []  # keys and values of passes
+        # those visible in later passes
+        self._kept_k: Parts = []
+        self._kept_v: Parts = []
         self._extras: Tensor | None = None
         self._extra_passes = 0
 
@@ -273,28 +271,29 @@ class GatheredKeys(GatheredLayer):
     def start(self, k: Tensor, v: Tensor) -> None:
         """Start to gather keys and values (B, G, T, ·) of the next pass."""
         turn = self._finished + len(self._started)
-        self._started.append([self._start(x, turn, 2) for x in (k, v)])
+        self._started.append((self._start(k, turn, 2), self._start(v, turn, 2)))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
-        started = zip(self._kept, self._started.pop(0), strict=True)
-        k, v = (self._visible(parts, each, self._finished) for parts, each in started)
+        started_k, started_v = self._started.pop(0)
+        k = self._visible(self._kept_k, started_k)
+        v = self._visible(self._kept_v, started_v)
         self._finished += 1
         return k, v
 
-    def _visible(self, parts: Parts, started: Tensor, turn: int) -> Tensor:
+    def _visible(self, parts: Parts, started: Tensor) -> Tensor:
         """Add what `start` has gathered to the parts; returns the tokens visible to this rank's
         chunk."""
+        turn = self._finished
         starts = [start for start, _ in self._bounds(turn)]
         parts += zip(starts, self._wait(started, turn, 2), strict=True)
         if self.window.streamed and not self.window.is_local(self.settings):
             parts[:] = [(0, self._stored(parts))]
-        visible, *later = (
-            self.window.visible(chunk, self.settings) for chunk in self.shard.chunks[turn:]
-        )
+        chunks = self.shard.chunks[turn:]
+        visible, *later = [self.window.visible(chunk, self.settings) for chunk in chunks]
         keys = _within(parts, visible)
-        parts[:] = [part for part in parts if any(_within([part], each) for each in later)]
-        return keys[0] if len(keys) == 1 else torch.cat(keys, dim=2)
+        parts[:] = [part for part in parts if any(_within([part], ranges) for ranges in later)]
+        return joined(keys, 2)
 
     def _stored(self, parts: Parts) -> Tensor:
         """The parts in one buffer for the whole window, which is the first part if it exists."""
@@ -307,7 +306,10 @@ class GatheredKeys(GatheredLayer):
         return whole
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """Gather features (B, T, F); returns the extras visible to this rank's chunk (B, S, E).
 
@@ -322,12 +324,19 @@ class GatheredKeys(GatheredLayer):
         if self._extra_passes == self.shard.chunks_per_rank:
             # Earlier passes need all chunks, from which later passes continue.
             chunks = chunks[: index + 1 - turn * self.shard.size]
-        positions = self.window.positions.part(bounds[0][0], bounds[len(chunks) - 1][1])
-        extras = accumulate(torch.cat(chunks, dim=1), self._extras, positions)
-        whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
+        start, _ = bounds[0]
+        _, stop = bounds[len(chunks) - 1]
+        positions = self.window.positions.part(start, stop)
+        whole = accumulate(torch.cat(chunks, dim=1), self._extras, positions)
+        if self._extras is not None:
+            whole = torch.cat([self._extras, whole], dim=1)
         self._extras = whole
-        parts = [whole[:, start:stop] for start, stop in self.window.visible(index, self.settings)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return cut(whole, self.window.visible(index, self.settings))
+
+
+def cut(x: Tensor, ranges: TokenRanges) -> Tensor:
+    """The tokens of `ranges` of x (B, T, ...), in order."""
+    return joined([x[:, start:stop] for start, stop in ranges], 1)
 
 
 def _within(parts: Parts, ranges: TokenRanges) -> list[Tensor]:

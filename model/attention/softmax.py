@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
-from model.attention.mask import AttentionView
+from model.attention.mask import AttentionView, by_head
 from model.attention.sharding import GatheredKeys
 from model.cache import CachedTail, LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
@@ -42,13 +42,7 @@ class KeyMixer(Mixer):
     scale: float
     pair_features: int  # of a query, key and value that are multiplied for each pair
 
-    def forward(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: KeyCache | None,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache, hook=None):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         plan, k, v = self.project(x, step, layer_cache)
         if layer_cache is not None:
@@ -57,7 +51,10 @@ class KeyMixer(Mixer):
 
     @abstractmethod
     def project(
-        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: KeyCache | None,
     ) -> tuple[AttentionPlan, Tensor, Tensor]:
         """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
         values (B, G, T, ·)."""
@@ -75,7 +72,10 @@ class KeyMixer(Mixer):
         """(B, K, C) for the K queries of the pass, with all keys and values (B, G, S, ·)."""
 
     def weighted(
-        self, views: list[AttentionView], v: Tensor, hook: AttentionHook | None = None
+        self,
+        views: list[AttentionView],
+        v: Tensor,
+        hook: AttentionHook | None = None,
     ) -> Tensor:
         """The weighted values (B, H, K, ·)."""
         normalizer = self.position.normalizer(v.device)
@@ -115,22 +115,22 @@ class Projection(Mixer):
         self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
-        self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
-        self.wk = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
-        self.wv = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
-        self.wo = nn.Linear(
-            kind.heads * kind.head_dim,
-            kind.dim,
-            bias=kind.attention_bias == "all",
-        )
+        of_queries = kind.heads * kind.head_dim
+        of_keys = kind.kv_heads * kind.head_dim
+        self.wq = nn.Linear(kind.dim, of_queries, bias=bias)
+        self.wk = nn.Linear(kind.dim, of_keys, bias=bias)
+        self.wv = nn.Linear(kind.dim, of_keys, bias=bias)
+        self.wo = nn.Linear(of_queries, kind.dim, bias=kind.attention_bias == "all")
         self.q_norm = self._norm(kind, kind.heads)
         self.k_norm = self._norm(kind, kind.kv_heads)
         self.v_norm: nn.Module = nn.Identity()
         if kind.value_norm:
             self.v_norm = nn.RMSNorm(kind.head_dim, kind.norm_eps, elementwise_affine=False)
-        gates = {"none": 0, "head": kind.heads, "channel": kind.heads * kind.head_dim}[kind.gate]
-        self.wg = nn.Linear(kind.dim, gates, bias=False) if gates else None
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        self.wg = None
+        if kind.gate != "none":
+            gates = kind.heads if kind.gate == "head" else of_queries
+            self.wg = nn.Linear(kind.dim, gates, bias=False)
+        self.position = Modifiers(kind)
 
     def _norm(self, kind: LayerKind, heads: int) -> nn.Module:
         """The norm of the queries or keys of this number of heads."""
@@ -141,7 +141,9 @@ class Projection(Mixer):
     def joined(self, heads: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
         mixed = heads.transpose(1, 2).flatten(2)
-        return self.wo(mixed if self.wg is None else self.gated(mixed, self.wg(x)))
+        if self.wg is not None:
+            mixed = self.gated(mixed, self.wg(x))
+        return self.wo(mixed)
 
     def gated(self, mixed: Tensor, gates: Tensor) -> Tensor:
         """The heads' outputs (..., H·D) times the sigmoid of (..., H or H·D)."""
@@ -155,16 +157,14 @@ class Projection(Mixer):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, heads·D) → (B, heads, T, D)."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return by_head(x, x.shape[-1] // self.head_dim)
 
 
 class Attention(KeyMixer, Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
-    def project(
-        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
-    ) -> tuple[AttentionPlan, Tensor, Tensor]:
+    def project(self, x, step, layer_cache):
         plan = step.plan.bind(x, layer_cache)
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.v_norm(self.split(self.wv(x)))
@@ -177,21 +177,14 @@ class Attention(KeyMixer, Projection):
         if count == 0:
             return k
         kept, moved = k.tensor_split([self.head_dim - count], dim=-1)
-        tail = CachedTail() if layer_cache is None else layer_cache
+        tail = layer_cache or CachedTail()
         both = tail.extend(moved.transpose(1, 2).flatten(2), 1)  # (B, 1 + T, G·n)
-        earlier = both[:, :-1].unflatten(2, (-1, count)).transpose(1, 2)
-        has_earlier = (step.context.new.order > 0)[:, None, :, None]
-        return torch.cat([kept, torch.where(has_earlier, earlier, moved)], dim=-1)
+        earlier = by_head(both[:, :-1], self.kv_heads)
+        has_earlier = step.context.new.order > 0
+        moved = torch.where(has_earlier[:, None, :, None], earlier, moved)
+        return torch.cat([kept, moved], dim=-1)
 
-    def attend(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        plan: AttentionPlan,
-        k: Tensor,
-        v: Tensor,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
+    def attend(self, x, step, plan, k, v, hook=None):
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
@@ -200,17 +193,22 @@ class Attention(KeyMixer, Projection):
         return self.joined(self.weighted(views, v, hook), x)
 
     def views(
-        self, plan: AttentionPlan, q: Tensor, k: Tensor, step: AttentionPass, x: Tensor
+        self,
+        plan: AttentionPlan,
+        q: Tensor,
+        k: Tensor,
+        step: AttentionPass,
+        x: Tensor,
     ) -> list[AttentionView]:
         """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
         C)."""
-        factors = step.factors
+
+        def scaled(q: Tensor) -> Tensor:
+            return self.position.scale_queries(q, step.factors, x)
+
         if plan.linear:
-            return plan.read(self.position.scale_queries(q, factors, x), k)
-        return [
-            replace(view, q=self.position.scale_queries(view.q, factors, x))
-            for view in plan.read(q, k)
-        ]
+            return plan.read(scaled(q), k)
+        return [replace(view, q=scaled(view.q)) for view in plan.read(q, k)]
 
     def cached_numbers(self, tokens, key_features):
         tail = self.kv_heads * self.shifted_features

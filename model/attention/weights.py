@@ -25,11 +25,13 @@ class Normalizer:
         return self.sink is None and not self.is_sparse
 
     def __call__(self, logits: Tensor) -> Tensor:
+        keys = logits.shape[3]
         if self.sink is not None:
-            column = self.sink.to(logits.dtype)[None, :, None, None]
-            logits = torch.cat([logits, column.expand(*logits.shape[:3], 1)], dim=-1)
+            column = self.sink.to(logits.dtype)[:, None, None]
+            column = column.expand_as(logits[..., :1])
+            logits = torch.cat([logits, column], dim=-1)
         weights = Entmax.apply(logits) if self.is_sparse else logits.softmax(-1)
-        return weights if self.sink is None else weights[..., :-1]
+        return weights[..., :keys]
 
 
 SOFTMAX = Normalizer()
@@ -44,15 +46,17 @@ class Entmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
-        # τ is at least the largest z/2 − 1, so the bound changes no weight
-        halves = ((logits - logits.amax(-1, keepdim=True)) / 2).clamp(min=-2)
+        halves = (logits - logits.amax(-1, keepdim=True)) / 2
+        halves = halves.clamp(min=-2)  # τ is at least −1, so the bound changes no weight
         largest = halves.sort(dim=-1, descending=True).values
-        count = torch.arange(1, logits.shape[-1] + 1, device=logits.device, dtype=logits.dtype)
+        count = torch.ones_like(logits[..., :1, :]).cumsum(-1)
         mean = largest.cumsum(-1) / count
         squares = largest.square().cumsum(-1) - count * mean.square()  # of the deviations
-        thresholds = mean - ((1 - squares) / count).clamp(min=0).sqrt()
+        variance = (1 - squares) / count
+        thresholds = mean - variance.clamp(min=0).sqrt()
         positive = (thresholds <= largest).sum(-1, keepdim=True)
-        weights = (halves - thresholds.gather(-1, positive - 1)).clamp(min=0).square()
+        threshold = thresholds.gather(-1, positive - 1)  # τ
+        weights = (halves - threshold).clamp(min=0).square()
         ctx.save_for_backward(weights)
         return weights
 
@@ -61,5 +65,6 @@ class Entmax(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         (gradient,) = gradients
         roots = weights.sqrt()
-        mean = (roots * gradient).sum(-1, keepdim=True) / roots.sum(-1, keepdim=True)
+        total = roots.sum(-1, keepdim=True)
+        mean = (roots * gradient).sum(-1, keepdim=True) / total
         return roots * (gradient - mean)

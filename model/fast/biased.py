@@ -15,6 +15,7 @@ Shapes: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); the last T keys are thos
 masked. `sums` (B, H, S) are c in float64, or None.
 """
 
+import math
 import re
 
 import torch
@@ -42,25 +43,35 @@ def biased_attend(
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())
 def biased_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, sums: Tensor | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    sums: Tensor | None,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) in the dtype of v and the log-sum-exp (B, H, T) of each query's
     logits."""
     bias = _Bias(q, k, table, sums)
     features = v.shape[3]
     # The fused kernel requires values as wide as keys.
-    width = max(q.shape[3], features)
-    q, k, v = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    extra = features - q.shape[3]
+    if extra > 0:
+        q = F.pad(q, (0, extra))
+        k = F.pad(k, (0, extra))
+    elif extra < 0:
+        v = F.pad(v, (0, -extra))
     out = q.new_empty(q.shape)
     logs = q.new_empty(q.shape[:3], dtype=bias.table.dtype)
     for start in range(0, q.shape[2], QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, q.shape[2])
         low, high = bias.keys_of(start, stop)
+        mask = bias.tile(start, stop, low, high)
         block, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[:, :, start:stop].flip(2),
             k[:, :, low:high],
             v[:, :, low:high],
-            attn_mask=bias.tile(start, stop, low, high).expand(len(q), -1, -1, -1),
+            attn_mask=mask.expand(len(q), -1, -1, -1),
             scale=scale,
         )
         out[:, :, start:stop] = block.flip(2)
@@ -78,8 +89,8 @@ class _Bias:
 
     Attributes:
         table: in float32 or float64.
-        parts: integer and fractional parts of the sums, whose differences are exact to 1e-7 in
-            float32; empty without sums.
+        whole, rest: integer and fractional parts of the sums, if there are sums: their differences
+            are exact to 1e-7 in float32.
         offset: index of the first query's own key.
         farthest: the largest visible distance.
     """
@@ -90,10 +101,11 @@ class _Bias:
         self.queries = q.shape[2]
         self.offset = k.shape[2] - q.shape[2]
         self.table = table.to(dtype).contiguous()
-        self.parts: list[Tensor] = []
+        self.sums = sums
         if sums is not None:
             whole = sums.floor()
-            self.parts = [whole.to(dtype), (sums - whole).to(dtype)]
+            self.whole = whole.to(dtype)
+            self.rest = (sums - whole).to(dtype)
         first_visible = int((self.table > -torch.inf).any(0).nonzero()[0])
         self.farthest = k.shape[2] - 1 - first_visible
 
@@ -108,19 +120,19 @@ class _Bias:
 
     def tile(self, start: int, stop: int, low: int, high: int) -> Tensor:
         """(B or 1, H, t, s); without sums a view of the table."""
-        stride = self.table.stride(0) if len(self.table) > 1 else 0
         bias = self.table.as_strided(
-            (1, self.heads, stop - start, high - low),
-            (0, stride, 1, 1),
+            (1, len(self.table), stop - start, high - low),
+            (0, self.table.stride(0), 1, 1),
             self.table.storage_offset() + self.origin(stop, low),
-        )
-        if not self.parts:
+        ).expand(-1, self.heads, -1, -1)
+        if self.sums is None:
             return bias
-        queries = slice(start + self.offset, stop + self.offset)
-        whole, rest = (
-            x[:, :, queries].flip(2)[..., None] - x[:, :, None, low:high] for x in self.parts
-        )
-        return whole.add_(rest).add_(bias)
+
+        def difference(x: Tensor) -> Tensor:
+            of_queries = x[:, :, start + self.offset : stop + self.offset].flip(2)
+            return of_queries[..., None] - x[:, :, None, low:high]
+
+        return difference(self.whole).add_(difference(self.rest)).add_(bias)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention_backward", mutates_args=())
@@ -140,10 +152,14 @@ def biased_attention_backward(
     sums is empty without sums."""
     dtype = mask_dtype(q)
     bias = _Bias(q, k, table, sums)
-    grad, scaled, keys, values = (x.to(dtype) for x in (grad, q, k, v))
-    scaled = scaled * scale  # in float32: products in bfloat16 would differ from the forward pass
+    grad = grad.to(dtype)
+    keys = k.to(dtype)
+    values = v.to(dtype)
+    scaled = q.to(dtype) * scale  # products in bfloat16 would differ from the forward pass
     rows = (grad * out.to(dtype)).sum(-1)  # (B, H, T): Σ_j weight · its gradient
-    of_q, of_k, of_v = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
+    of_q = scaled.new_zeros(q.shape)
+    of_k = scaled.new_zeros(k.shape)
+    of_v = scaled.new_zeros(v.shape)
     of_table = torch.zeros_like(bias.table)
     of_sums = bias.table.new_zeros((0,) if sums is None else sums.shape)
     batch, groups = k.shape[:2]
@@ -151,6 +167,11 @@ def biased_attention_backward(
     smallest = -80.0 if dtype == torch.float32 else -700.0
     buffers = q.new_empty(2, bias.heads * TILE[0] * TILE[1], dtype=dtype)
     diagonals = {}
+
+    def by_group(x: Tensor) -> Tensor:
+        """(H, t, D) → (G, H / G · t, D): queries of a key/value head are rows of one matrix."""
+        return x.flip(1).reshape(groups, -1, x.shape[2])
+
     for start in range(0, bias.queries, TILE[0]):
         stop = min(start + TILE[0], bias.queries)
         low, high = bias.keys_of(start, stop)
@@ -159,26 +180,28 @@ def biased_attention_backward(
             tile = bias.tile(start, stop, first, last)
             origin = bias.origin(stop, first)
             for b in range(batch):
-                # The queries of a key/value head are rows of one matrix.
-                qs, grads = (
-                    x[b, :, start:stop].flip(1).reshape(groups, -1, x.shape[3])
-                    for x in (scaled, grad)
-                )
-                log, row = (x[b, :, start:stop].flip(1)[..., None] for x in (logs, rows))
-                shape = groups, qs.shape[1], last - first
-                weights, slopes = (x[: shape[0] * shape[1] * shape[2]].view(shape) for x in buffers)
-                torch.bmm(qs, keys[b, :, first:last].transpose(1, 2), out=weights)
-                torch.bmm(grads, values[b, :, first:last].transpose(1, 2), out=slopes)
-                by_head, slope = (x.view(bias.heads, stop - start, -1) for x in (weights, slopes))
-                by_head.add_(tile[b if len(tile) > 1 else 0]).sub_(log)
+                qs = by_group(scaled[b, :, start:stop])
+                grads = by_group(grad[b, :, start:stop])
+                log = logs[b, :, start:stop].flip(1)[..., None]
+                row = rows[b, :, start:stop].flip(1)[..., None]
+                here = (b, slice(None), slice(first, last))
+                shape = (groups, qs.shape[1], last - first)
+                size = math.prod(shape)
+                weights = buffers[0, :size].view(shape)
+                slopes = buffers[1, :size].view(shape)
+                torch.bmm(qs, keys[here].mT, out=weights)
+                torch.bmm(grads, values[here].mT, out=slopes)
+                by_head = weights.view(bias.heads, stop - start, -1)
+                by_head.add_(tile[b if sums is not None else 0]).sub_(log)
                 by_head.clamp_(min=smallest).exp_()
+                slope = slopes.view(by_head.shape)
                 slope.sub_(row).mul_(by_head)  # gradients of the logits
-                of_v[b, :, first:last].baddbmm_(weights.transpose(1, 2), grads)
-                of_k[b, :, first:last].baddbmm_(slopes.transpose(1, 2), qs)
-                update = torch.bmm(slopes, keys[b, :, first:last])
+                of_v[here].baddbmm_(weights.mT, grads)
+                of_k[here].baddbmm_(slopes.mT, qs)
+                update = torch.bmm(slopes, keys[here])
                 of_q[b, :, start:stop] += update.view(bias.heads, stop - start, -1).flip(1)
                 if sums is not None:
-                    of_sums[b, :, first:last] -= slope.sum(1)
+                    of_sums[here] -= slope.sum(1)
                 if with_table:
                     by_distance = _sum_diagonals(slope, diagonals)  # (H, t + s − 1)
                     if len(of_table) == 1:
@@ -226,7 +249,11 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, grad: Tensor, _: Tensor):
     *saved, sums = ctx.saved_tensors
     *gradients, of_sums = biased_attention_backward(
-        grad.contiguous(), *saved, sums, ctx.scale, ctx.needs_input_grad[3]
+        grad.contiguous(),
+        *saved,
+        sums,
+        ctx.scale,
+        ctx.needs_input_grad[3],
     )
     return *gradients, None if sums is None else of_sums, None
 

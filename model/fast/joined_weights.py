@@ -12,7 +12,8 @@ from model.block import Block
 def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
     """The weights of linear layers with the same input as one matrix (in, Σ out): that of
     `store_joined`, or a copy. Its rows are contiguous on a CPU; elsewhere its columns are."""
-    if (stored := _stored_matrix(linears)) is not None:
+    stored = _stored_matrix(linears)
+    if stored is not None:
         return stored
     weights = [linear.weight.detach() for linear in linears]
     if weights[0].device.type == "cpu":
@@ -38,13 +39,14 @@ def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
     first = linears[0].weight.detach()
     width = sum(linear.out_features for linear in linears)
     inputs = linears[0].in_features
-    strides = (width, 1) if first.device.type == "cpu" else (1, inputs)  # of the (in, Σ out) matrix
+    strides = (width, 1) if first.device.type == "cpu" else (1, inputs)
+    matrix_of = first.untyped_storage()._cdata
     offset = first.storage_offset()
     for linear in linears:
-        weight = linear.weight.detach()
-        if weight.stride() != strides[::-1] or weight.storage_offset() != offset:
+        weight = linear.weight.detach().t()
+        if weight.stride() != strides or weight.storage_offset() != offset:
             return None
-        if weight.untyped_storage()._cdata != first.untyped_storage()._cdata:
+        if weight.untyped_storage()._cdata != matrix_of:
             return None
         offset += linear.out_features * strides[1]
     return first.as_strided((inputs, width), strides)
@@ -55,10 +57,12 @@ def joined_layers(block: Block) -> list[list[nn.Linear]]:
     of gate and up, of down, and of the gate of attention if it has one."""
     attention = block.attention
     mlp = block.mlp
-    return [
+    groups = [
         [attention.wq, attention.wk, attention.wv],
         [attention.wo],
         [mlp.gate, mlp.up],
         [mlp.down],
-        *([] if attention.wg is None else [[attention.wg]]),
     ]
+    if attention.wg is not None:
+        groups.append([attention.wg])
+    return groups

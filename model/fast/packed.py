@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.mask import PRECISE
+from model.attention.mask import PRECISE, joined
 from model.attention.softmax import Attention
 from model.block import Block, Norm
 from model.cache import LayerCache
@@ -33,7 +33,7 @@ class JoinedLinear:
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = None
         if biases:
-            self.bias = biases[0] if len(biases) == 1 else torch.cat(biases)
+            self.bias = joined(biases, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.mm(x, self.weight)
@@ -65,8 +65,10 @@ class PackedNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._is_fast or x.dtype != self.weight.dtype:
-            return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._least)
+            weight = self.weight.to(x.dtype)
+            return F.rms_norm(x, self.shape, weight, self.eps)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        size.hypot_(self._least)
         return torch.addcdiv(
             self._zero,
             x * self.weight,
@@ -133,9 +135,11 @@ class PackedBlock:
         if self.gate is not None:
             mixed = self.attention.gated(mixed, self.gate(normed))
         if self.norms_outputs:
-            x = x + self.output_norms[0](self.out(mixed)) * self.multiplier
+            update = self.output_norms[0](self.out(mixed))
+            x = x + update * self.multiplier
             hidden = self._mlp(self.input_norms[1](x))
-            return self.scaled(x + self.output_norms[1](self.down(hidden)) * self.multiplier)
+            update = self.output_norms[1](self.down(hidden))
+            return self.scaled(x + update * self.multiplier)
         x = self.out.add_to(x, mixed, self.multiplier)
         hidden = self._mlp(self.input_norms[1](x))
         return self.scaled(self.down.add_to(x, hidden, self.multiplier))
@@ -158,8 +162,8 @@ class PackedBlock:
         q = attention.normalized(attention.q_norm, q)
         k = attention.normalized(attention.k_norm, k)
         k = attention.shifted(k, step, layer_cache)
-        # (B, G, S, ·)
-        k, v = layer_cache.append(plan.write(k), attention.v_norm(attention.split(v)))
+        v = attention.v_norm(attention.split(v))
+        k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
         views = attention.views(plan, q, k, step, inputs)
         return attention.weighted(views, v).reshape(len(x), -1)
 

@@ -31,23 +31,27 @@ class PreparedLayer:
 
     def __init__(self, attention: Attention, step: AttentionPass, layer_cache: LayerCache):
         context = step.context
-        count = context.new.order.shape[1]
+        count = context.new.count
         heads = attention.heads
         groups = attention.kv_heads
         features = attention.head_dim
         # zeros: they are masked, but NaN times a weight of 0 would still be NaN
         empty = torch.zeros(context.batch, groups, count, features, dtype=layer_cache.dtype)
         k, v = layer_cache.append(empty, empty)
-        self._slots = list(zip(k[:, :, -count:].unbind(2), v[:, :, -count:].unbind(2), strict=True))
-        self._keys = k.view(context.batch * groups, -1, features).transpose(1, 2)
+        # of each token, (B, G, D)
+        self._new_keys = k[:, :, -count:].unbind(2)
+        self._new_values = v[:, :, -count:].unbind(2)
+        self._keys = k.view(context.batch * groups, -1, features).mT
         self._values = v.view(context.batch * groups, -1, features)
-        every = torch.eye(features, dtype=empty.dtype)[:, None, None].expand(-1, heads, count, -1)
-        (view,) = step.plan.bind(every, None).read(every, step.plan.write(every[:, :groups]))
-        # of each token, (D, D); None: no change
-        is_changed = not (torch.equal(view.q, every) and torch.equal(view.k, every[:, :groups]))
-        self._maps = None
-        if is_changed:
-            self._maps = list(zip(view.q[:, 0].unbind(1), view.k[:, 0].unbind(1), strict=True))
+        unit_vectors = torch.eye(features, dtype=empty.dtype)[:, None, None]
+        q = unit_vectors.expand(-1, heads, count, -1)
+        k = unit_vectors.expand(-1, groups, count, -1)
+        plan = step.plan.bind(q, None)
+        (view,) = plan.read(q, plan.write(k))
+        self._is_mapped = not (torch.equal(view.q, q) and torch.equal(view.k, k))
+        # of each token, (D, D)
+        self._query_maps = view.q[:, 0].unbind(1)
+        self._key_maps = view.k[:, 0].unbind(1)
         self._masks = view.mask.by_query(slice(0, view.mask.keys), groups, empty.dtype)
         self._step = step
         self._attention = attention
@@ -59,13 +63,11 @@ class PreparedLayer:
         (B, G, D) and layer input x (B, C)."""
         at = self._at
         self._at += 1
-        if self._maps is not None:
-            of_query, of_key = self._maps[at]
-            q = q @ of_query
-            k = k @ of_key
-        new_k, new_v = self._slots[at]
-        new_k.copy_(k)
-        new_v.copy_(v)
+        if self._is_mapped:
+            q = q @ self._query_maps[at]
+            k = k @ self._key_maps[at]
+        self._new_keys[at].copy_(k)
+        self._new_values[at].copy_(v)
         position = self._attention.position
         factors = self._step.factors
         if factors is not None or position.scale is not None:
@@ -91,7 +93,11 @@ class PreparedDecoder:
     """The passes after a prompt, with keys in a growing cache; see `make_decoder`."""
 
     def __init__(
-        self, model: Transformer, packed: PackedModel, cache: Cache, positions: TokenPositions
+        self,
+        model: Transformer,
+        packed: PackedModel,
+        cache: Cache,
+        positions: TokenPositions,
     ):
         self.model = model
         self.packed = packed
@@ -135,7 +141,7 @@ class PreparedDecoder:
     def _prepare(self) -> None:
         """Plan the next chunk."""
         model = self.model
-        passes = self.positions.order.shape[1]
+        passes = self.positions.count
         heads = max(kind.heads for kind in model.kinds.values())
         block = query_block(self.cache.batch * heads, self.cache.capacity)
         self._left = min(CHUNK, block, passes - self._start)

@@ -29,15 +29,11 @@ def single_attend(
         v = v[:, :, keys]
         (bias,) = mask.by_query(keys, groups, mask_dtype(q))
     q = q.reshape(rows, heads // groups, -1)  # (B·G, H / G, D)
-    k = k.reshape(rows, -1, k.shape[3]).transpose(1, 2)
+    k = k.reshape(rows, -1, k.shape[3]).mT
     v = v.reshape(rows, -1, v.shape[3])
     if q.dtype in PRECISE:
         scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)
     else:  # in bfloat16 the bias would round distances above 256
         scores = torch.bmm(q, k).float() * scale + bias
-    return torch.bmm(scores.softmax(-1).to(v.dtype), v).view(
-        batch,
-        heads,
-        1,
-        -1,
-    )
+    weights = scores.softmax(-1).to(v.dtype)
+    return torch.bmm(weights, v).view(batch, heads, 1, -1)

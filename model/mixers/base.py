@@ -23,9 +23,9 @@ from model.position import (
     PositionSettings,
 )
 from model.position.base import Initializer
-from model.position.temperature import AdaptiveTemperature, NoTemperature
+from model.position.temperature import AdaptiveTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, default_of, show
 
 Gate = Literal["none", "head", "channel"]
 NormPlacement = Literal["input", "output", "both"]
@@ -97,17 +97,18 @@ class AttentionPass:
 class Modifiers(nn.Module):
     """Temperature, sink and weights of one layer, for any scheme."""
 
-    def __init__(self, settings: PositionSettings, heads: int, dim: int):
+    def __init__(self, kind: LayerKind):
         super().__init__()
-        self.settings = settings
-        self._heads = heads
-        temperature = settings.temperature
-        self.scale = self.adaptive = None
+        self.settings = kind.position
+        self._heads = heads = kind.heads
+        temperature = kind.position.temperature
+        self.scale = self.adaptive = self.sink = None
         if isinstance(temperature, AdaptiveTemperature):
-            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), dim))
+            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), kind.dim))
         elif temperature.learned:
             self.scale = nn.Parameter(torch.empty(heads))
-        self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
+        if kind.position.sink_logit == "learned":
+            self.sink = nn.Parameter(torch.empty(heads))
         given = temperature.by_head
         if given is not None and len(given) != heads:
             raise ModelError(
@@ -156,9 +157,11 @@ class Mixer(nn.Module, ABC):
     has_queries: ClassVar[bool] = True
     has_gate: ClassVar[bool] = False
     position: Modifiers
+    mixer: Any  # MixerSettings; subclasses declare their own
 
     def __init__(self, kind: LayerKind):
         super().__init__()
+        self.mixer = kind.mixer
         self.heads = kind.heads
         self.kv_heads = kind.kv_heads
         self.head_dim = kind.head_dim
@@ -244,15 +247,10 @@ def check_scheme(
     """
     choice = kind.position
     mixer = f"mixer.name = {kind.mixer.name}"
-    for key, required, is_met in (
-        ("window", "null", choice.window is None),
-        ("sinks", "0", choice.sinks == 0),
-        ("temperature", "{name: none}", isinstance(choice.temperature, NoTemperature)),
-        ("sink_logit", "none", choice.sink_logit == "none"),
-        ("weights", "softmax", choice.weights == "softmax"),
-        ("shifted_keys", "0", choice.shifted_keys == 0),
-    ):
-        if not is_met:
+    for key in ("window", "sinks", "temperature", "sink_logit", "weights", "shifted_keys"):
+        default = default_of(type(choice).model_fields[key])
+        if getattr(choice, key) != default:
+            required = "{name: none}" if key == "temperature" else show(default)
             raise ModelError(
                 f"{where}.{key} is not supported by layers with {mixer}: set it to {required} or "
                 "choose mixer.name = attention"
@@ -263,13 +261,22 @@ def check_scheme(
         positions = TokenPositions.plain(min(2, scheme.limit or 2))
         tables = scheme.tables(positions, torch.float32)
         context = AttentionContext(
-            positions, positions, positions, 1, geometry.heads, torch.device("cpu"), tables
+            positions,
+            positions,
+            positions,
+            1,
+            geometry.heads,
+            torch.device("cpu"),
+            tables,
         )
         plan = scheme.plan(context)
-        q = torch.ones(1, geometry.heads, positions.position_end, geometry.head_dim)
-        is_supported = isinstance(plan, AttentionPlan) and _transforms_features(
-            plan.read(q, plan.write(q[:, : geometry.kv_heads])), None if has_queries else q
-        )
+        is_supported = False
+        if isinstance(plan, AttentionPlan):
+            q = torch.ones(1, geometry.heads, positions.count, geometry.head_dim)
+            views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
+            is_supported = _transforms_features(views)
+            if not has_queries:
+                is_supported &= torch.equal(views[0].q, q)
     if not is_supported:
         allowed = "queries, keys and token embeddings" if has_queries else "token embeddings"
         raise ModelError(
@@ -278,11 +285,7 @@ def check_scheme(
         )
 
 
-def _transforms_features(views: list[AttentionView], same: Tensor | None) -> bool:
-    """Whether views change nothing but queries and keys; with `same`, not even these queries."""
+def _transforms_features(views: list[AttentionView]) -> bool:
+    """Whether views change nothing but queries and keys."""
     first = views[0]
-    if len(views) > 1 or first.weights_fn is not None or first.extra_output is not None:
-        return False
-    if same is not None and not torch.equal(first.q, same):
-        return False
-    return first.mask.is_causal_only
+    return len(views) == 1 and first.weights_fn is None and first.mask.is_causal_only

@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from errors import ModelError
-from model.attention.kernels import AttentionHook
-from model.attention.softmax import HeadNorm, KeyCache, KeyMixer
-from model.mixers.base import AttentionPass, LayerKind, MixerSettings, Modifiers
-from model.position import AttentionPlan, HeadGeometry
+from model.attention.mask import by_head
+from model.attention.softmax import HeadNorm, KeyMixer
+from model.mixers.base import LayerKind, MixerSettings, Modifiers
 from settings.fields import setting
 
 
@@ -26,16 +25,24 @@ class LatentMixer(MixerSettings):
     name: Literal["latent"] = "latent"
     rank: int = setting(64, "features of the compressed keys and values", ge=1)
     query_rank: int | None = setting(
-        None, "features of compressed queries; null: queries are not compressed", ge=1
+        None,
+        "features of compressed queries; null: queries are not compressed",
+        ge=1,
     )
     unrotated_dim: int = setting(
-        32, "features of each head's queries and keys without positions", ge=1
+        32,
+        "features of each head's queries and keys without positions",
+        ge=1,
     )
     value_dim: int | None = setting(
-        None, "dimension of each head of values; null: unrotated_dim", ge=1
+        None,
+        "dimension of each head of values; null: unrotated_dim",
+        ge=1,
     )
     norm_eps: float | None = setting(
-        None, "epsilon of norms of compressed vectors; null: model.norm_eps", gt=0
+        None,
+        "epsilon of norms of compressed vectors; null: model.norm_eps",
+        gt=0,
     )
 
     def describe(self):
@@ -50,15 +57,16 @@ class LatentAttention(KeyMixer):
     part of W is applied to the mean of c. They are equal; the cheaper one is chosen.
     """
 
+    mixer: LatentMixer
+
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
-        m: LatentMixer = kind.mixer
-        self.mixer = m
+        m = self.mixer
         self.value_dim = m.value_dim or m.unrotated_dim
         features = m.unrotated_dim + self.head_dim
         self.scale = features**-0.5
         self.pair_features = features + self.value_dim
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        self.position = Modifiers(kind)
         norm_eps = m.norm_eps or kind.norm_eps
         if m.query_rank is not None:
             self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)
@@ -70,7 +78,7 @@ class LatentAttention(KeyMixer):
         self.wo = nn.Linear(self.heads * self.value_dim, kind.dim, bias=False)
 
     @classmethod
-    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+    def check(cls, where, kind, geometry):
         super().check(where, kind, geometry)
         if kind.kv_heads != 1:
             raise ModelError(
@@ -83,24 +91,14 @@ class LatentAttention(KeyMixer):
                 "to 0 or choose mixer.name = attention"
             )
 
-    def project(
-        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
-    ) -> tuple[AttentionPlan, Tensor, Tensor]:
+    def project(self, x, step, layer_cache):
         """The plan for the layer input x (B, T, C), the slice of new keys as it is cached
         (B, 1, T, D), and the compressed keys and values (B, 1, T, rank)."""
         plan = step.plan.bind(x, layer_cache)
         latent, rotated = self.w_down(x).split([self.mixer.rank, self.head_dim], dim=-1)
         return plan, plan.write(rotated[:, None]), self.latent_norm(latent)[:, None]
 
-    def attend(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        plan: AttentionPlan,
-        k: Tensor,
-        v: Tensor,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
+    def attend(self, x, step, plan, k, v, hook=None):
         """(B, K, C) for the K queries of the pass, with the slices (B, 1, S, D) and compressed
         vectors (B, 1, S, rank) of all keys."""
         x = step.context.of_queries(x)
@@ -108,7 +106,7 @@ class LatentAttention(KeyMixer):
             return x
         m = self.mixer
         q = x if m.query_rank is None else self.q_norm(self.wq_down(x))
-        q = self.wq(q).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = by_head(self.wq(q), self.heads)
         q_unrotated, q = q.split([m.unrotated_dim, self.head_dim], dim=-1)
         up = self.w_up.weight.view(self.heads, -1, m.rank)
         up_keys, up_values = up.split([m.unrotated_dim, self.value_dim], dim=1)
@@ -120,17 +118,13 @@ class LatentAttention(KeyMixer):
             unrotated = v @ up_keys.mT
             values = v @ up_values.mT
 
-        def whole(rotated: Tensor, unrotated: Tensor) -> Tensor:
-            return torch.cat([unrotated, rotated.expand(-1, unrotated.shape[1], -1, -1)], dim=-1)
-
-        views = [
-            replace(
-                view,
-                q=self.position.scale_queries(whole(view.q, q_unrotated), step.factors, x),
-                k=whole(view.k, unrotated),
-            )
-            for view in plan.read(q, k)
-        ]
+        views = []
+        for view in plan.read(q, k):
+            whole_q = torch.cat([q_unrotated, view.q], dim=-1)
+            whole_q = self.position.scale_queries(whole_q, step.factors, x)
+            rotated_k = view.k.expand(-1, unrotated.shape[1], -1, -1)
+            whole_k = torch.cat([unrotated, rotated_k], dim=-1)
+            views.append(replace(view, q=whole_q, k=whole_k))
         out = self.weighted(views, values, hook)
         if is_absorbed:
             out = out @ up_values.mT
@@ -138,10 +132,11 @@ class LatentAttention(KeyMixer):
 
     def is_absorbed(self, queries: int, keys: int) -> bool:
         """Whether the absorbed form needs fewer multiplications for these numbers of tokens."""
+        rank = self.mixer.rank
         expanded = self.mixer.unrotated_dim + self.value_dim
-        return queries * (keys * (2 * self.mixer.rank - expanded)) < (keys - queries) * (
-            self.mixer.rank * expanded
-        )
+        added_by_pairs = queries * keys * (2 * rank - expanded)
+        saved_by_keys = (keys - queries) * rank * expanded
+        return added_by_pairs < saved_by_keys
 
     def cached_numbers(self, tokens, key_features):
         return tokens * (key_features + self.mixer.rank)

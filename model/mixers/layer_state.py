@@ -111,7 +111,7 @@ def recurrent_outputs(
         chunk: tokens that are computed at once.
         dtype: of the layer's products; with bfloat16 on a GPU, fused kernels may be used.
     """
-    state = LayerState() if state is None else state
+    state = state or LayerState()
     if inputs.q.shape[2] == 1 and isinstance(state, LayerState):
         out, after = step_by_step(inputs, state.last)
     elif (

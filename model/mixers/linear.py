@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.mask import mask_dtype
+from model.attention.mask import mask_dtype, no_autocast
 from model.attention.softmax import Projection
-from model.mixers.base import AttentionPass, LayerKind, MixerSettings
+from model.mixers.base import AttentionPass, MixerSettings
 from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
 from model.mixers.recurrence import Inputs
 from settings.fields import setting
@@ -47,13 +47,9 @@ class LinearAttention(Projection):
     (as in YaRN) has no effect. Runs in float32, or in float64 for float64 models.
     """
 
-    def __init__(self, kind: LayerKind):
-        super().__init__(kind)
-        self.mixer: LinearMixer = kind.mixer
+    mixer: LinearMixer
 
-    def forward(
-        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         context = step.context
         bound = step.plan.bind(x, None)
@@ -61,17 +57,21 @@ class LinearAttention(Projection):
         q = self.normalized(self.q_norm, self.wq(read))
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.v_norm(self.split(self.wv(x)))
-        with torch.autocast(x.device.type, enabled=False):
-            q, k, values = (part.to(mask_dtype(v)) for part in (q, k, v))
-            is_cosine = self.mixer.form == "cosine"
-            q, k = (F.normalize(x, dim=-1) if is_cosine else positive(x) for x in (q, k))
+        with no_autocast(x):
+            dtype = mask_dtype(v)
+            feature = unit if self.mixer.form == "cosine" else positive
+            q = feature(q.to(dtype))
+            k = feature(k.to(dtype))
+            values = v.to(dtype)
             (view,) = bound.read(q, bound.write(k))
             ones = values.new_ones(*values.shape[:3], 1)
-            if is_cosine:
+            if self.mixer.form == "cosine":
                 # Normalize again: an amplitude or a mixture of frequencies could make weights
                 # negative. The first feature adds 1 to the products.
-                q, k = (F.pad(F.normalize(x, dim=-1), (1, 0), value=1.0) for x in (view.q, view.k))
-                summed = self._sums(q, k, torch.cat([values, ones], dim=-1), step, layer_cache)
+                q = F.pad(unit(view.q), (1, 0), value=1.0)
+                k = F.pad(unit(view.k), (1, 0), value=1.0)
+                values = torch.cat([values, ones], dim=-1)
+                summed = self._sums(q, k, values, step, layer_cache)
                 out, total = summed.split([self.head_dim, 1], dim=-1)
             else:
                 # denominators as further heads, whose values are 1
@@ -117,8 +117,9 @@ class LinearAttention(Projection):
         return 12 * self.heads * self.head_dim * (pairs + self.head_dim)
 
     def cached_numbers(self, tokens, key_features):
-        size = self.head_dim
-        return self.heads * ((size + 1) ** 2 if self.mixer.form == "cosine" else 2 * size**2)
+        if self.mixer.form == "cosine":
+            return self.heads * (self.head_dim + 1) ** 2
+        return 2 * self.heads * self.head_dim**2
 
     def workspace(self, batch, tokens, length, blocks):
         chunk = min(self.mixer.chunk, tokens)
@@ -128,6 +129,11 @@ class LinearAttention(Projection):
 
     def saved_numbers(self, length):
         return self.workspace(1, length, length, 0) // length
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / |x|."""
+    return F.normalize(x, dim=-1)
 
 
 def positive(x: Tensor) -> Tensor:

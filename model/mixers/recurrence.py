@@ -85,10 +85,12 @@ def without_padding(document: Tensor, before: Tensor | None) -> Tensor:
     """Documents (B or 1, T) in which padding has the document of the last token before it."""
     first = torch.full_like(document[:, :1], -1) if before is None else before
     rows = max(len(first), len(document))
-    joined = torch.cat([first.expand(rows, 1), document.expand(rows, -1)], dim=1)
-    index = torch.arange(joined.shape[1], device=joined.device).expand_as(joined)
-    last_token = index.masked_fill(joined < 0, 0).cummax(dim=1).values
-    return joined.gather(1, last_token)[:, 1:]
+    first = first.expand(rows, 1)
+    document = document.expand(rows, -1)
+    whole = torch.cat([first, document], dim=1)  # (B or 1, 1 + T)
+    index = torch.arange(whole.shape[1], device=whole.device).expand_as(whole)
+    last_token = index.masked_fill(whole < 0, 0).cummax(dim=1).values
+    return whole.gather(1, last_token)[:, 1:]
 
 
 def step_by_step(
@@ -114,12 +116,14 @@ def step_by_step(
             last_document = own
         if inputs.log_decay is not None:
             memory = memory * inputs.log_decay[:, :, t, :, None].exp()
+        query = q[:, :, t, None]
         key = k[:, :, t, :, None]
         value = v[:, :, t, None]
+        beta = inputs.beta[:, :, t, None, None]
         if inputs.is_delta:
             value = value - key.mT @ memory
-        memory = memory + inputs.beta[:, :, t, None, None] * key * value
-        outputs.append(q[:, :, t, None] @ memory)
+        memory = memory + beta * key * value
+        outputs.append(query @ memory)
     out = torch.cat(outputs, dim=2) if outputs else v
     return out, RecurrentState(memory, last_document)
 
@@ -188,7 +192,8 @@ class Chunks:
             states.append(memory)
             memory = chunk.apply(memory)
         out = self.local + self.reader @ torch.stack(states, dim=2)
-        return out.flatten(2, 3)[:, :, : self.tokens], RecurrentState(memory, self.document)
+        out = out.flatten(2, 3)[:, :, : self.tokens]
+        return out, RecurrentState(memory, self.document)
 
 
 def chunked(
@@ -230,8 +235,9 @@ def chunks_of(inputs: Inputs, before: Tensor | None, chunk: int = 64) -> Chunks:
     if inputs.document is not None:
         document = inputs.document[:, -1:]
         padded = torch.cat([inputs.document, document.expand(-1, padding)], dim=1)
-        chunks = padded.unflatten(1, (count, size))
-        visible = visible & (chunks[..., None] == chunks[..., None, :])[:, None]
+        chunks = padded.unflatten(1, (count, size))  # (B or 1, N, C)
+        is_same = chunks[..., None] == chunks[..., None, :]
+        visible = visible & is_same[:, None]
     sums = k.new_zeros(1, 1, 1, size, 1)
     if inputs.log_decay is not None:
         sums = _sums(split(inputs.log_decay), chunks)
@@ -239,17 +245,21 @@ def chunks_of(inputs: Inputs, before: Tensor | None, chunk: int = 64) -> Chunks:
     to_end = _decay(sums[..., -1:, :] - sums)  # decay of each token, up to the chunk's end
     if chunks is not None:
         ends = chunks[:, :, -1:]
-        first = chunks[:, :1, :1] if before is None else before[:, None].expand(len(chunks), 1, 1)
+        first = chunks[:, :1, :1]
+        if before is not None:
+            first = before[:, None].expand_as(first)
         of_state = torch.cat([first, ends[:, :-1]], dim=1)
-        from_start = from_start * (chunks == of_state)[:, None, :, :, None]
-        to_end = to_end * (chunks == ends)[:, None, :, :, None]
+        has_state = chunks == of_state
+        reaches_end = chunks == ends
+        from_start = from_start * has_state[:, None, :, :, None]
+        to_end = to_end * reaches_end[:, None, :, :, None]
 
     reader = q * from_start
     writer = (k * to_end).mT
     kept = from_start[..., -1, :, None].expand(*k.shape[:3], -1, 1)
     written_k = beta * k
-    rows = torch.stack([q, written_k], dim=3) if inputs.is_delta else q[:, :, :, None]
-    pairs = _pair_products(rows, k, sums, visible)
+    rows = [q, written_k] if inputs.is_delta else [q]
+    pairs = _pair_products(torch.stack(rows, dim=3), k, sums, visible)
     of_queries = pairs[:, :, :, 0]
     if not inputs.is_delta:
         v = beta * v
@@ -262,12 +272,14 @@ def chunks_of(inputs: Inputs, before: Tensor | None, chunk: int = 64) -> Chunks:
         upper=False,
         unitriangular=True,
     )
-    values, erased = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    values = solved[..., : v.shape[-1]]
+    erased = solved[..., v.shape[-1] :]
+    identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
     return Chunks(
         local=of_queries @ values,
         reader=reader - of_queries @ erased,
         transition=Transition(
-            kept=torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) * kept - writer @ erased,
+            kept=identity * kept - writer @ erased,
             written=writer @ values,
         ),
         tokens=tokens,
@@ -283,7 +295,8 @@ def _sums(log_decay: Tensor, document: Tensor | None) -> Tensor:
     while shift < sums.shape[3]:
         earlier = F.pad(sums[..., :-shift, :], (0, 0, shift, 0))
         if document is not None:
-            continues = document == F.pad(document[..., :-shift], (shift, 0), value=-2)
+            earlier_document = F.pad(document[..., :-shift], (shift, 0), value=-2)
+            continues = document == earlier_document
             earlier = earlier * continues[:, None, :, :, None]
         sums = sums + earlier
         shift *= 2
@@ -310,7 +323,8 @@ def _pair_products(rows: Tensor, k: Tensor, sums: Tensor, visible: Tensor) -> Te
     """
     if sums.shape[-1] == 1:
         decay = _decay(sums - sums.mT) * visible
-        return rows @ k.mT[:, :, :, None] * decay[:, :, :, None]
+        products = rows @ k.mT[:, :, :, None]
+        return products * decay[:, :, :, None]
     # exp(G_i) exp(−G_j) would overflow. A block of queries is anchored at its first token, a: for
     # earlier blocks exp(G_i − G_a) exp(G_a − G_j), within the block the differences themselves.
     size = k.shape[3]
@@ -321,17 +335,16 @@ def _pair_products(rows: Tensor, k: Tensor, sums: Tensor, visible: Tensor) -> Te
         return x.unflatten(-2, (count, width))
 
     rows = blocks(rows)
-    anchors = blocks(sums)[..., :1, :]
-    anchored_rows = rows * _decay(blocks(sums) - anchors)[:, :, :, None]
+    block_sums = blocks(sums)
+    anchors = block_sums[..., :1, :]
+    anchored_rows = rows * _decay(block_sums - anchors)[:, :, :, None]
     anchored_keys = k[:, :, :, None] * _decay(anchors - sums[:, :, :, None])
     far = anchored_rows @ anchored_keys.mT[:, :, :, None]  # (…, R, M, c, C)
-    differences = blocks(sums)[..., :, None, :] - blocks(sums)[..., None, :, :]
+    differences = block_sums[..., :, None, :] - block_sums[..., None, :, :]
     decayed = blocks(k)[..., None, :, :] * _decay(differences)  # (…, M, c, c, K)
     near = decayed @ rows.movedim(3, -1)  # (…, M, c, c, R)
-    own_block = torch.eye(count, dtype=torch.bool, device=k.device)[:, None, :, None]
-    pairs = torch.where(
-        own_block,
-        near.movedim(-1, 3)[..., None, :],
-        far.unflatten(-1, (count, width)),
-    )
+    near = near.movedim(-1, 3)[..., None, :]  # (…, R, M, c, 1, c)
+    far = far.unflatten(-1, (count, width))  # (…, R, M, c, M, c)
+    own_block = torch.eye(count, dtype=torch.bool, device=k.device)
+    pairs = torch.where(own_block[:, None, :, None], near, far)
     return pairs.flatten(-2).flatten(-3, -2) * visible[..., None, :, :]

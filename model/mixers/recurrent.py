@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from model.attention.mask import mask_dtype
+from model.attention.mask import by_head, mask_dtype, no_autocast
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
+from model.mixers.layer_state import LayerState, recurrent_outputs
 from model.mixers.recurrence import SUB_CHUNK, Inputs
 from model.mixers.short_convolution import CausalConvolution
 from model.position.base import Initializer, constant
+from model.position.content import unit
 from settings.fields import setting
 
 STEP_RANGE = (1e-3, 0.1)  # initial Δ of softplus decays, as in Mamba-2
@@ -57,7 +58,9 @@ class RecurrentMixer(MixerSettings):
     scale: float | None = setting(None, "factor on queries; null: 1/√head_dim", gt=0)
     value_dim: int | None = setting(None, "dimension of each head of values; null: head_dim", ge=1)
     convolution: int = setting(
-        0, "width of the causal convolution, with SiLU, of queries, keys and values; 0: none", ge=0
+        0,
+        "width of the causal convolution, with SiLU, of queries, keys and values; 0: none",
+        ge=0,
     )
     convolution_bias: bool = setting(False, "bias of the convolution")
     skip: bool = setting(False, "add D·v to the output, D learned per head (Mamba-2)")
@@ -66,10 +69,13 @@ class RecurrentMixer(MixerSettings):
         "RMSNorm of the output of each head, or of the heads that share a key head (Mamba-2)",
     )
     output_norm_eps: float | None = setting(
-        None, "epsilon of this RMSNorm; null: model.norm_eps", gt=0
+        None,
+        "epsilon of this RMSNorm; null: model.norm_eps",
+        gt=0,
     )
     output_gate: Literal["none", "silu", "sigmoid"] = setting(
-        "none", "activation of the gate that multiplies the output"
+        "none",
+        "activation of the gate that multiplies the output",
     )
     gate_rank: int | None = setting(None, "rank of the gate's matrix; null: full", ge=1)
     gate_first: bool = setting(False, "gate, then norm (Mamba-2), not norm, then gate")
@@ -77,8 +83,8 @@ class RecurrentMixer(MixerSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> RecurrentMixer:
-        has_step = self.decay in ("head", "channel") and self.decay_form == "softplus"
-        if self.beta == "step" and not (has_step and self.decay == "head"):
+        has_step = self.decay == "head" and self.decay_form == "softplus"
+        if self.beta == "step" and not has_step:
             raise ValueError("beta = step requires decay = head and decay_form = softplus")
         if self.delta and self.beta == "one" and not self.unit_qk:
             raise ValueError(
@@ -100,13 +106,14 @@ class Recurrent(Mixer):
     The state of a row is heads · head_dim · value_dim numbers, whatever the length.
     """
 
+    mixer: RecurrentMixer
+
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
-        m: RecurrentMixer = kind.mixer
-        self.mixer = m
+        m = self.mixer
         self.value_dim = m.value_dim or kind.head_dim
         self.scale = m.scale or kind.head_dim**-0.5
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        self.position = Modifiers(kind)
         of_keys = self.kv_heads * self.head_dim
         of_values = self.heads * self.value_dim
         self.sizes = [of_keys, of_keys, of_values]
@@ -148,26 +155,25 @@ class Recurrent(Mixer):
         if self.mixer.decay in ("head", "channel"):
             values["decay_bias"] = constant(0.0)
             if self.mixer.decay_form == "softplus":
-                low, high = map(math.log, STEP_RANGE)
+                low = math.log(STEP_RANGE[0])
+                high = math.log(STEP_RANGE[1])
                 steps = torch.linspace(low, high, len(self.decay_bias), dtype=torch.float64).exp()
+                rates = torch.linspace(1, 16, self.heads, dtype=torch.float64)
+                # the inverse of softplus
                 values["decay_bias"] = constant(steps + (-(-steps).expm1()).log())
-                values["decay_rate"] = constant(
-                    torch.linspace(1, 16, self.heads, dtype=torch.float64).log()
-                )
+                values["decay_rate"] = constant(rates.log())
         return values
 
-    def forward(
-        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         context = step.context
-        state = LayerState() if layer_cache is None else layer_cache
+        state = layer_cache or LayerState()
         projected = torch.cat([self.wq(x), self.wk(x), self.wv(x)], dim=-1)
         if self.mixer.convolution:
             count = self.mixer.convolution - 1
             projected = self.convolution(state.extend(projected, count), context.document_order)
         q, k, v = projected.split(self.sizes, dim=-1)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             inputs = self.inputs(x, q, k, v, step)
             out = recurrent_outputs(inputs, state, self.mixer.chunk, v.dtype)
             if self.mixer.skip:
@@ -189,9 +195,11 @@ class Recurrent(Mixer):
         context = step.context
         dtype = mask_dtype(v)
         shared = self.heads // self.kv_heads
-        q, k = (part.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for part in (q, k))
-        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        q = context.of_queries(q, dim=2).to(dtype).repeat_interleave(shared, dim=1)
+        # (B, heads, T, ·)
+        q = by_head(context.of_queries(q), self.kv_heads)
+        k = by_head(k, self.kv_heads)
+        v = by_head(v, self.heads)
+        q = q.to(dtype).repeat_interleave(shared, dim=1)
         plan = step.plan.bind(x, None)
         (view,) = plan.read(q, plan.write(k.to(dtype)))
         q = F.pad(view.q, (0, 0, x.shape[1] - view.q.shape[2], 0))
@@ -204,10 +212,8 @@ class Recurrent(Mixer):
             heads = torch.arange(self.heads, device=x.device, dtype=dtype)
             log_decay = (1 - 2 ** (-5 - heads)).log()[:, None, None]
         elif m.decay != "none":
-            logits = (self.w_decay(x).to(dtype) + self.decay_bias.to(dtype)).unflatten(
-                -1, (self.heads, -1)
-            )
-            logits = logits.transpose(1, 2)  # (B, H, T, K or 1)
+            logits = self.w_decay(x).to(dtype) + self.decay_bias.to(dtype)
+            logits = by_head(logits, self.heads)  # (B, H, T, K or 1)
             if m.decay_form == "sigmoid":
                 log_decay = F.logsigmoid(logits) / 16
             else:
@@ -274,11 +280,6 @@ class Recurrent(Mixer):
 
     def saved_numbers(self, length):
         return self.workspace(1, length, length, 0) // length
-
-
-def unit(x: Tensor) -> Tensor:
-    """x / √(|x|² + 1e-6), as in flash-linear-attention."""
-    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def _low_rank(inputs: int, outputs: int, rank: int | None) -> nn.Module:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.mixers.layer_state import GatheredState, LayerState
+from model.mixers.base import LayerKind, Mixer, MixerSettings, Modifiers
+from model.mixers.layer_state import LayerState
 from model.position.base import constant
 from model.position.content import causal_convolution
 from settings.fields import setting
@@ -55,12 +55,12 @@ class ShortConvolution(Mixer):
     """W_o (c ⊙ conv(b ⊙ z)) with (b, c, z) = W_in x; the convolution has no activation."""
 
     has_queries = False
+    mixer: ShortConvolutionMixer
 
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
-        m: ShortConvolutionMixer = kind.mixer
-        self.mixer = m
-        self.position = Modifiers(kind.position, kind.heads, kind.dim)
+        m = self.mixer
+        self.position = Modifiers(kind)
         self.w_in = nn.Linear(kind.dim, 3 * kind.dim, bias=m.bias)
         self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
         self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)
@@ -69,12 +69,10 @@ class ShortConvolution(Mixer):
     def initial_values(self):
         return {"convolution.bias": constant(0.0)} if self.mixer.bias else {}
 
-    def forward(
-        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
-    ) -> Tensor:
+    def forward(self, x, step, layer_cache):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
         context = step.context
-        state = LayerState() if layer_cache is None else layer_cache
+        state = layer_cache or LayerState()
         b, c, z = self.w_in(x).chunk(3, dim=-1)
         extended = state.extend(b * z, self.mixer.width - 1)
         mixed = self.convolution(extended, context.document_order)

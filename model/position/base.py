@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -28,13 +29,14 @@ from model.attention.mask import (
     DistanceFunction,
     MaskFunction,
     QueryBlock,
+    no_autocast,
     precise,
     visibility_mask,
 )
 from model.position.table import LookupTable
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings, optional, setting
+from settings.fields import StrictSettings, default_of, optional, setting
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class AttentionContext:
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
-        count = self.queries.order.shape[1]
+        count = self.queries.count
         given = x.shape[dim]
         return x if count == given else x.narrow(dim, given - count, count)
 
@@ -121,14 +123,12 @@ class AttentionContext:
             self.window,
             self.sinks,
         )
-
-        def restricted(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            assert mask_mod is not None
-            return visible(b, h, i, j) & mask_mod(b, h, i, j)
-
+        restricted = visible
+        if mask_mod is not None:
+            restricted = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
         is_plain = self.queries.layout == "plain"
-        queries = self.queries.order.shape[1]
-        keys = self.keys.order.shape[1]
+        queries = self.queries.count
+        keys = self.keys.count
         has_equal_rows = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         is_pure = bias is None and mask_mod is None
         is_same = is_plain and not by_row and (has_equal_rows or is_pure)
@@ -139,7 +139,7 @@ class AttentionContext:
             queries=queries,
             keys=keys,
             device=self.device,
-            mask_mod=visible if mask_mod is None else restricted,
+            mask_mod=restricted,
             separation=self.separation(),
             bias=bias,
             band=band,
@@ -169,7 +169,7 @@ class AttentionContext:
         """
         separation = self.separation()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             return distance(h, separation(b, i, j))
 
         def tabulated() -> BiasFunction:
@@ -198,7 +198,10 @@ class ExtrasCache(Protocol):
     """A layer cache that stores per-token extras."""
 
     def extend_extras(
-        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+        self,
+        features: Tensor,
+        accumulate: Accumulate,
+        new: TokenPositions,
     ) -> Tensor:
         """Add the extras of the new tokens (B, T, F); returns those of all keys (B, S, E)."""
         ...
@@ -234,8 +237,8 @@ class AttentionPlan:
         """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
         return cls(
             read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)],
-            is_unordered=weights_fn is None and extra_output is None,
-            is_uniform=weights_fn is None and extra_output is None,
+            is_unordered=weights_fn is None,
+            is_uniform=weights_fn is None,
         )
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
@@ -264,16 +267,22 @@ class PositionSettings(StrictSettings):
 
     name: str
     window: int | None = setting(
-        None, "attend to this many most recent keys, the query's own included; null: all", ge=1
+        None,
+        "attend to this many most recent keys, the query's own included; null: all",
+        ge=1,
     )
     sinks: int = setting(
-        0, "tokens at the start of each document that stay visible outside the window", ge=0
+        0,
+        "tokens at the start of each document that stay visible outside the window",
+        ge=0,
     )
     temperature: AnyTemperature = setting(
-        NoTemperature(), "factor on the q·k term of attention logits"
+        NoTemperature(),
+        "factor on the q·k term of attention logits",
     )
     sink_logit: Literal["none", "learned", "zero"] = setting(
-        "none", "extra softmax column without a value in each head: learned logit, or logit 0"
+        "none",
+        "extra softmax column without a value in each head: learned logit, or logit 0",
     )
     weights: Literal["softmax", "entmax"] = optional(
         "function from logits to weights: softmax, or entmax with α = 1.5, which gives "
@@ -322,9 +331,7 @@ class PositionSettings(StrictSettings):
         parts = [self.name]
         for key in [*own, "temperature"]:
             value = getattr(self, key)
-            if key not in self.test_time or value == fields[key].get_default(
-                call_default_factory=True
-            ):
+            if key not in self.test_time or value == default_of(fields[key]):
                 continue
             if hasattr(value, "describe"):
                 parts.append(value.describe(length, original_length))
@@ -426,8 +433,8 @@ class PositionalScheme(nn.Module):
     ) -> None:
         """Initialize the parameters; `embedding_std` is the standard deviation of token
         embeddings."""
-        own = self.parameters(recurse=False)
-        for parameter, initializer in zip(own, self._initializers, strict=True):
+        parameters = self.parameters(recurse=False)
+        for parameter, initializer in zip(parameters, self._initializers, strict=True):
             parameter.copy_(initializer(parameter.shape, generator))
 
     def tables(
@@ -544,15 +551,8 @@ class ContentPlan:
         """The plan for the layer input x (B, T, C)."""
         scheme = self.scheme
         tables = self.context.tables
-
-        def accumulate(
-            features: Tensor,
-            past: Tensor | None,
-            new: TokenPositions,
-        ) -> Tensor:
-            return scheme.accumulate(features, past, new, tables)
-
-        with torch.autocast(x.device.type, enabled=False):
+        accumulate = partial(scheme.accumulate, tables=tables)
+        with no_autocast(x):
             features = scheme.features(precise(x), tables)
             if layer_cache is None or not scheme.caches_extras:
                 extras = accumulate(features, None, self.context.new)

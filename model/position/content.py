@@ -41,6 +41,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     )
 
 
+def unit(x: Tensor) -> Tensor:
+    """x / √(|x|² + 1e-6), as in flash-linear-attention."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
 def latest(past: Tensor | None) -> Tensor | None:
     """(B, E) extras of the previous token, or None."""
     return None if past is None or past.shape[1] == 0 else past[:, -1]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from model.attention.mask import QueryBlock
+from model.attention.mask import QueryBlock, joined
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
 
@@ -64,7 +64,7 @@ def decayed_scores(
         if near.stop < keys:  # the future
             parts.append(q.new_zeros(*q.shape[:3], keys - near.stop))
         rows.append(torch.cat(parts, dim=-1))
-    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=2)
+    return joined(rows, 2)
 
 
 def _near(

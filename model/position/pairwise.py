@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionMask, BiasForms, BiasFunction, QueryBlock
@@ -30,7 +31,8 @@ class DistanceSettings(PositionSettings):
     test_time = PositionSettings.test_time | {"stretch"}
 
     stretch: Factor = setting(
-        1.0, "distances are divided by this; auto: max(1, L / original_length)"
+        1.0,
+        "distances are divided by this; auto: max(1, L / original_length)",
     )
 
 
@@ -56,7 +58,7 @@ class DistanceBias(PositionalScheme, ABC):
 
     def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (on_device(self.stretches(positions), positions.position.device, dtype),)
+        return (on_device(self.stretches(positions), positions.device, dtype),)
 
     @property
     def tabulate(self) -> bool:
@@ -69,14 +71,19 @@ class DistanceBias(PositionalScheme, ABC):
 
     def plan(self, context):
         bias = self.bias(context)
-        if context.tables[0].shape[0] == 1:
-            return AttentionPlan.from_mask(
-                context.distance_mask(lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
-            )
         separation = context.separation()
-        return AttentionPlan.from_mask(
-            context.mask(bias=lambda b, h, i, j: bias(b, h, separation(b, i, j)), by_row=True)
-        )
+
+        def by_distance(h, d):
+            return bias(h * 0, h, d)
+
+        def by_pair(b, h, i, j):
+            return bias(b, h, separation(b, i, j))
+
+        if context.tables[0].shape[0] == 1:
+            mask = context.distance_mask(by_distance, tabulate=self.tabulate)
+        else:
+            mask = context.mask(bias=by_pair, by_row=True)
+        return AttentionPlan.from_mask(mask)
 
 
 def pair_product(
@@ -128,7 +135,8 @@ class TwoLayers(torch.autograd.Function):
         ctx.save_for_backward(x, inner, bias, outer)
         out = x.new_empty(len(outer), x.shape[1])
         for part in pair_blocks(x):
-            out[:, part] = pair_product(outer, pair_product(inner, x[:, part], bias).relu_())
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            out[:, part] = pair_product(outer, hidden)
         return out
 
     @staticmethod
@@ -141,7 +149,9 @@ class TwoLayers(torch.autograd.Function):
             hidden = pair_product(inner, x[:, part], bias).relu_()
             of_outer += pair_product(gradient, hidden.T)
             of_hidden = torch.ops.aten.threshold_backward(
-                pair_product(outer.T, gradient), hidden, 0.0
+                pair_product(outer.T, gradient),
+                hidden,
+                0.0,
             )
             of_inner += pair_product(of_hidden, x[:, part].T)
             of_bias += of_hidden.sum(1, keepdim=True)
@@ -158,11 +168,12 @@ def sum_from(x: Tensor) -> Tensor:
 def sum_after(x: Tensor) -> Tensor:
     """(…, s) → the sum of all later entries; 0 for the last. `sum_from(x) − x` would suffer from
     cancellation."""
-    return sum_from(torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], dim=-1))
+    return sum_from(F.pad(x[..., 1:], (0, 1)))
 
 
 def mask_per_row(
-    context: AttentionContext, make_flex: Callable[[], BiasFunction] | None = None
+    context: AttentionContext,
+    make_flex: Callable[[], BiasFunction] | None = None,
 ) -> AttentionMask:
     """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in
     positions only."""

@@ -151,7 +151,8 @@ class LeakyReRope(ReRope):
 
     name: Literal["leaky_rerope"] = "leaky_rerope"
     factor: Factor = setting(
-        16.0, "s; auto: max(1, (L − w) / (L0 − w)), which maps the largest distance L to L0"
+        16.0,
+        "s; auto: max(1, (L − w) / (L0 − w)), which maps the largest distance L to L0",
     )
 
     @property
@@ -242,10 +243,14 @@ class DualChunk(Remap):
 
     name: Literal["dual_chunk"] = "dual_chunk"
     chunk: int | None = setting(
-        None, "maximum distance; null: three quarters of the original length", ge=2
+        None,
+        "maximum distance; null: three quarters of the original length",
+        ge=2,
     )
     local: int | None = setting(
-        None, "distances up to it are exact across chunks; null: original length / 8", ge=1
+        None,
+        "distances up to it are exact across chunks; null: original length / 8",
+        ge=1,
     )
     mscale: bool = setting(
         False,

@@ -27,7 +27,8 @@ class RotationSettings(PositionSettings):
 
     theta: float = setting(10_000.0, "base b of the frequencies b^(−2k/r)", gt=1)
     layout: Layout = setting(
-        "half", "features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
+        "half",
+        "features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)",
     )
 
 
@@ -35,7 +36,8 @@ class AngleSharingSettings(PositionSettings):
     """Settings shared by schemes with learned angles."""
 
     share: Share = setting(
-        "model", "one set of parameters per model, per layer, or per key/value head of each layer"
+        "model",
+        "one set of parameters per model, per layer, or per key/value head of each layer",
     )
 
     @property
@@ -60,9 +62,11 @@ def rotation_factors(cos: Tensor, sin: Tensor, layout: str) -> Factors:
     if cos.ndim == 3:
         cos = cos[:, None]
         sin = sin[:, None]
-    if layout == "half":
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-    return torch.stack([cos, cos], dim=-1).flatten(-2), torch.stack([-sin, sin], dim=-1).flatten(-2)
+    # (B or 1, 1 or H, T, 2, R) or, interleaved, (B or 1, 1 or H, T, R, 2)
+    pairs = -2 if layout == "half" else -1
+    own = torch.stack([cos, cos], dim=pairs)
+    partner = torch.stack([-sin, sin], dim=pairs)
+    return own.flatten(-2), partner.flatten(-2)
 
 
 def apply_rotation(x: Tensor, factors: Factors, layout: str) -> Tensor:
@@ -76,24 +80,26 @@ def apply_rotation(x: Tensor, factors: Factors, layout: str) -> Tensor:
     """
     own, partner = factors
     count = own.shape[-1]
-    rotated, rest = (x, None) if count == x.shape[-1] else (x[..., :count], x[..., count:])
-    rotated = rotated.to(own.dtype)
+    rotated = x[..., :count].to(own.dtype)
     if layout == "half":
         swapped = rotated.roll(count // 2, dims=-1)
     else:
         swapped = rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     out = torch.addcmul(rotated * own, swapped, partner).to(x.dtype)
-    return out if rest is None else torch.cat([out, rest], dim=-1)
+    return out if count == x.shape[-1] else torch.cat([out, x[..., count:]], dim=-1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate the first 2·R features of each head of x (B, H, T, D) by the angles of
-    `rotation_factors`."""
-    return apply_rotation(x, rotation_factors(cos, sin, layout), layout)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first 2·R features of each head of x (B, H, T, D), paired as k and k + R, by the
+    angles of `rotation_factors`."""
+    return apply_rotation(x, rotation_factors(cos, sin, "half"), "half")
 
 
 def rotation_plan(
-    context: AttentionContext, layout: str, keys: Turns, queries: Turns | None = None
+    context: AttentionContext,
+    layout: str,
+    keys: Turns,
+    queries: Turns | None = None,
 ) -> AttentionPlan:
     """Keys are rotated by the cos and sin of the new tokens and cached so; queries are rotated by
     the same, or by their own."""
@@ -104,8 +110,12 @@ def rotation_plan(
     if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
         own = repeated(own, context.heads)
         partner = repeated(partner, context.heads)
+
+    def read(q: Tensor, k: Tensor) -> list[AttentionView]:
+        return [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)]
+
     return AttentionPlan(
-        read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)],
+        read,
         write=lambda k: apply_rotation(k, of_keys, layout),
         is_unordered=True,
         is_uniform=own.shape[:2] == of_keys[0].shape[:2] == (1, 1),

@@ -67,7 +67,10 @@ class Scaling(StrictSettings):
         return None
 
     def frequencies(
-        self, plain: Tensor, stretch: float, original_length: int
+        self,
+        plain: Tensor,
+        stretch: float,
+        original_length: int,
     ) -> tuple[Tensor, float]:
         """(R,) float64 frequencies in radians per token, from the trained ones `plain`, and the
         amplitude."""
@@ -128,9 +131,8 @@ def change_base(plain: Tensor, stretch: float) -> Tensor:
     pairs = len(plain)
     if pairs < 2:
         raise ModelError(f"ntk scaling requires at least 4 rotated dimensions, got {2 * pairs}")
-    return plain * stretch ** -(
-        torch.arange(pairs, dtype=torch.float64, device="cpu") / (pairs - 1)
-    )
+    exponents = torch.arange(pairs, dtype=torch.float64, device="cpu") / (pairs - 1)
+    return plain * stretch**-exponents
 
 
 class NTKScaling(FactorScaling):
@@ -156,7 +158,9 @@ class DynamicScaling(Scaling):
 
     name: Literal["dynamic"] = "dynamic"
     factor: float = setting(
-        1.0, "f; 1 equals `ntk` with factor auto, larger values stretch more", gt=0
+        1.0,
+        "f; 1 equals `ntk` with factor auto, larger values stretch more",
+        gt=0,
     )
 
     @property
@@ -187,14 +191,17 @@ def ramp_ends(
     slow: float,
 ) -> tuple[float, float]:
     """Fractional indices of the pairs with `fast` and `slow` rotations within `length` tokens."""
-    turns = turns_within(plain, length)
+    most = float(turns_within(plain, length)[0])
     ratio = math.log(float(plain[0] / plain[1]))
-    low, high = (math.log(float(turns[0]) / count) / ratio for count in (fast, slow))
-    return low, high
+    return math.log(most / fast) / ratio, math.log(most / slow) / ratio
 
 
 def ramp_by_index(
-    plain: Tensor, length: int, fast: float, slow: float, truncate: bool = True
+    plain: Tensor,
+    length: int,
+    fast: float,
+    slow: float,
+    truncate: bool = True,
 ) -> Tensor:
     """(R,) 1 for pairs with more than `fast` rotations within `length`, 0 below `slow`, linear in k
     between.
@@ -220,9 +227,8 @@ def ramp_by_index(
     high = min(high, 2 * pairs - 1)
     if low == high:
         high += 0.001
-    return 1 - (
-        (torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)
-    ).clamp(0, 1)
+    index = torch.arange(pairs, dtype=torch.float64, device="cpu")
+    return 1 - ((index - low) / (high - low)).clamp(0, 1)
 
 
 class ByPartsScaling(FactorScaling):
@@ -264,7 +270,9 @@ class YaRNScaling(FactorScaling):
     ramp: Literal["dim", "wavelength"] = setting("dim", "linear in pair index or in rotations")
     truncate: bool = setting(True, "round the ends of the dim ramp outwards to integers")
     attention_factor: float | None = setting(
-        None, "amplitude of cos and sin; null: 0.1 ln s + 1", gt=0
+        None,
+        "amplitude of cos and sin; null: 0.1 ln s + 1",
+        gt=0,
     )
     mscale: float | None = setting(
         None,
@@ -288,7 +296,11 @@ class YaRNScaling(FactorScaling):
     def frequencies(self, plain, stretch, original_length):
         if self.ramp == "dim":
             keep = ramp_by_index(
-                plain, original_length, self.beta_fast, self.beta_slow, self.truncate
+                plain,
+                original_length,
+                self.beta_fast,
+                self.beta_slow,
+                self.truncate,
             )
         else:
             turns = turns_within(plain, original_length)
@@ -300,7 +312,8 @@ class YaRNScaling(FactorScaling):
             return self.attention_factor
         if self.mscale is None or self.mscale_all_dim is None:
             return 0.1 * log_stretch + 1
-        return (0.1 * self.mscale * log_stretch + 1) / (0.1 * self.mscale_all_dim * log_stretch + 1)
+        divisor = 0.1 * self.mscale_all_dim * log_stretch + 1
+        return (0.1 * self.mscale * log_stretch + 1) / divisor
 
 
 class LongRoPEScaling(FactorScaling):
@@ -315,15 +328,19 @@ class LongRoPEScaling(FactorScaling):
 
     name: Literal["longrope"] = "longrope"
     factor: Factor = setting(
-        "auto", "stretch factor s of the amplitude; auto: max(1, L / original_length)"
+        "auto",
+        "stretch factor s of the amplitude; auto: max(1, L / original_length)",
     )
     short_factor: Divisors | None = setting(
-        None, "divisor λ̂ of each pair up to original_length; null: all 1"
+        None,
+        "divisor λ̂ of each pair up to original_length; null: all 1",
     )
     long_factor: Divisors = Field(description="divisor λ̂ of each pair beyond original_length")
     first: int = setting(0, "number of first positions with trained frequencies (n̂)", ge=0)
     attention_factor: float | None = setting(
-        None, "amplitude of cos and sin; null: √(1 + ln s / ln original_length)", gt=0
+        None,
+        "amplitude of cos and sin; null: √(1 + ln s / ln original_length)",
+        gt=0,
     )
 
     @property
@@ -342,21 +359,17 @@ class LongRoPEScaling(FactorScaling):
         return max(1.0, length / original_length)
 
     def frequencies(self, plain, stretch, original_length):
-        for key, numbers in (
-            ("short_factor", self.short_factor),
-            ("long_factor", self.long_factor),
-        ):
-            if numbers is not None and len(numbers) != len(plain):
+        for key in ("short_factor", "long_factor"):
+            divisors = getattr(self, key)
+            if divisors is not None and len(divisors) != len(plain):
                 raise ModelError(
                     f"longrope's {key} must have {len(plain)} numbers, one per pair of rotated "
-                    f"features, got {len(numbers)}"
+                    f"features, got {len(divisors)}"
                 )
         divisors = self.long_factor if stretch > 1 else self.short_factor
-        scaled = (
-            plain
-            if divisors is None
-            else plain / torch.tensor(divisors, dtype=torch.float64, device="cpu")
-        )
+        scaled = plain
+        if divisors is not None:
+            scaled = plain / torch.tensor(divisors, dtype=torch.float64, device="cpu")
         if self.attention_factor is not None:
             return scaled, self.attention_factor
         s = stretch if self.factor == "auto" else self.factor
@@ -385,10 +398,9 @@ class Llama3Scaling(FactorScaling):
 
     def frequencies(self, plain, stretch, original_length):
         turns = turns_within(plain, original_length)
-        keep = (
-            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        ).clamp(0, 1)
-        return blend(plain, stretch, keep), 1.0
+        low = self.low_freq_factor
+        keep = (turns - low) / (self.high_freq_factor - low)
+        return blend(plain, stretch, keep.clamp(0, 1)), 1.0
 
 
 class ClippedScaling(Scaling):
@@ -402,7 +414,9 @@ class ClippedScaling(Scaling):
 
     name: Literal["clipped"] = "clipped"
     pairs_clipped: int | None = setting(
-        None, "c; null: the pairs that complete no turn within original_length", ge=2
+        None,
+        "c; null: the pairs that complete no turn within original_length",
+        ge=2,
     )
 
     def frequencies(self, plain, stretch, original_length):
@@ -413,15 +427,10 @@ class ClippedScaling(Scaling):
             raise ModelError(
                 f"clipped scaling: pairs_clipped = {count} exceeds the {len(plain)} rotated pairs"
             )
-        kept = plain.new_ones(len(plain) - count)
-        angles = torch.linspace(
-            0,
-            math.pi,
-            count,
-            dtype=torch.float64,
-            device="cpu",
-        )
-        return plain * torch.cat([kept, (1 + angles.cos()) / 2]), 1.0
+        angles = torch.linspace(0, math.pi, count, dtype=torch.float64, device="cpu")
+        scaled = plain.clone()
+        scaled[len(plain) - count :] *= (1 + angles.cos()) / 2
+        return scaled, 1.0
 
     def describe(self, length, original_length):
         return self.name

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from model.token_positions import TokenPositions
 
-ROWS_AT_ONCE = 1 << 14
 MOST_ROWS = 1 << 15  # of a table; beyond, rows are computed in each pass, in constant memory
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
@@ -21,19 +20,10 @@ Rows = Callable[[Tensor], tuple[Tensor, ...]]
 Stretch = TypeVar("Stretch", bound=Hashable)
 
 
-def wide(device: torch.device) -> torch.dtype:
-    """The widest float dtype of a device, for learned angles and distances, which tables cannot
-    store."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @contextmanager
 def trainable() -> Iterator[None]:
     """Leave inference mode, to create a tensor that is kept: training cannot use inference
     tensors."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -72,8 +62,7 @@ class LookupTable:
     """Rows for positions 0, 1, 2, ...; the table doubles its size as needed.
 
     Not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a few hundred positions.
-    Tables are computed on the CPU; rows of real positions on their device, or on the CPU if it
-    lacks float64.
+    Tables are computed on the CPU, rows of real positions on their device.
     """
 
     def __init__(self, rows: Rows):
@@ -82,7 +71,10 @@ class LookupTable:
         self._columns: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
     def look_up(
-        self, position: Tensor, position_end: int, dtype: torch.dtype
+        self,
+        position: Tensor,
+        position_end: int,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         """Rows at `position` (B, T), each (B, T, ...).
 
@@ -93,30 +85,17 @@ class LookupTable:
             dtype: float64 for float64 models, otherwise float32.
         """
         if position.is_floating_point() or position_end > MOST_ROWS:
-            has_float64 = wide(position.device) == torch.float64
-            rows = self._rows((position if has_float64 else position.cpu()).detach().double())
-            return tuple(row.to(position.device, dtype) for row in rows)
+            rows = self._rows(position.detach().double())
+            return tuple(row.to(dtype) for row in rows)
         if position_end > self._built:
             self._built = min(max(position_end, 2 * self._built, 512), MOST_ROWS)
             self._columns.clear()
         key = (position.device, dtype)
         if key not in self._columns:
-            self._columns[key] = self._build(*key)
+            with trainable():
+                rows = self._rows(torch.arange(self._built, dtype=torch.float64))
+                self._columns[key] = tuple(row.to(position.device, dtype) for row in rows)
         return tuple(column[position] for column in self._columns[key])
-
-    def _build(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        """The columns, in parts: a million rows in float64 would take more memory than the
-        table."""
-        with trainable():
-            parts = [
-                [column.to(dtype) for column in self._rows(part)]
-                for part in torch.arange(self._built, dtype=torch.float64).split(ROWS_AT_ONCE)
-            ]
-            return tuple(torch.cat(columns).to(device) for columns in zip(*parts, strict=True))
 
 
 class StretchedTables(Generic[Stretch]):
@@ -131,7 +110,10 @@ class StretchedTables(Generic[Stretch]):
         self._tables: dict[Stretch, LookupTable] = {}
 
     def look_up(
-        self, positions: TokenPositions, stretches: list[Stretch], dtype: torch.dtype
+        self,
+        positions: TokenPositions,
+        stretches: list[Stretch],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         """Rows at `positions`, each (B or 1, T, ...), with one stretch per row or one for all."""
         needed = set(stretches)
@@ -141,11 +123,13 @@ class StretchedTables(Generic[Stretch]):
             self._tables[stretch] = LookupTable(self._rows(stretch))
         if len(needed) == 1:
             return self._tables[stretches[0]].look_up(
-                positions.position, positions.position_end, dtype
+                positions.position,
+                positions.position_end,
+                dtype,
             )
         rows = positions.position.expand(len(stretches), -1)
-        found = [
-            self._tables[s].look_up(rows[b : b + 1], positions.position_end, dtype)
-            for b, s in enumerate(stretches)
-        ]
-        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+        by_row = []
+        for b, stretch in enumerate(stretches):
+            table = self._tables[stretch]
+            by_row.append(table.look_up(rows[b : b + 1], positions.position_end, dtype))
+        return tuple(torch.cat(parts) for parts in zip(*by_row, strict=True))

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
+from model.attention.mask import no_autocast
 from model.position.table import on_device
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings, setting
@@ -62,7 +63,7 @@ class Temperature(StrictSettings):
             max_visible: the largest number of keys that a query attends to; None: unlimited.
         """
         if self.by_head is not None:
-            return on_device(tuple(self.by_head), positions.order.device, dtype)[None, :, None]
+            return on_device(tuple(self.by_head), positions.device, dtype)[None, :, None]
         if type(self).factor is Temperature.factor:
             return None
         # padding has negative order and attends to itself
@@ -147,7 +148,8 @@ class Ministral3Temperature(Temperature):
     length: int | None = setting(None, "L0; null: the original length", ge=1)
 
     def factor(self, count, original_length, lengths):
-        return 1 + self.beta * torch.log1p(((count - 1) / (self.length or original_length)).floor())
+        blocks = ((count - 1) / (self.length or original_length)).floor()
+        return 1 + self.beta * torch.log1p(blocks)
 
 
 class InklingTemperature(Temperature):
@@ -158,7 +160,8 @@ class InklingTemperature(Temperature):
     length: int | None = setting(None, "N; null: the original length", ge=1)
 
     def factor(self, count, original_length, lengths):
-        return 1 + self.alpha * (count / (self.length or original_length)).clamp(min=1).log()
+        share = count / (self.length or original_length)
+        return 1 + self.alpha * share.clamp(min=1).log()
 
 
 class PowerTemperature(Temperature):
@@ -229,7 +232,9 @@ class AdaptiveTemperature(Temperature):
     delta: float = setting(1.0, "δ", ge=0)
     gamma_range: float = setting(2.0, "r", gt=0)
     first_head: int = setting(
-        0, "heads before this one have factor 1: those with ALiBi in NAPE", ge=0
+        0,
+        "heads before this one have factor 1: those with ALiBi in NAPE",
+        ge=0,
     )
 
     def factor(self, count, original_length, lengths):
@@ -251,8 +256,10 @@ class AdaptiveTemperature(Temperature):
             logs: ln(n + 1), (B or 1, 1, K).
             weights: w and u of the adapted heads, (2, ·, C).
         """
-        with torch.autocast(x.device.type, enabled=False):
-            slopes, exponents = (x.to(logs.dtype) @ weights.to(logs.dtype).mT[:, None]).mT
+        with no_autocast(x):
+            # (2, 1, C, ·)
+            projections = weights.to(logs.dtype).mT[:, None]
+            slopes, exponents = (x.to(logs.dtype) @ projections).mT
         gamma = self.gamma_range * exponents.tanh()
         factors = self.delta + F.softplus(slopes) * logs**gamma
         return F.pad(factors, (0, 0, self.first_head, 0), value=1.0)

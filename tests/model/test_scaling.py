@@ -12,7 +12,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 
 from model import TokenPositions
-from model.position.rotation import rotate
+from model.position.rotation import apply_rotation, rotation_factors
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import Rope
 from tests.files import table
@@ -81,7 +81,7 @@ def test_rotations_against_huggingface(layout):
     angles = (torch.arange(t) + offset)[:, None] * frequencies
     angles = angles[None].expand(2, -1, -1)
     tables = rope(dim, layout=layout).tables(TokenPositions.plain(t, offset=offset), torch.float64)
-    ours = rotate(x, *tables, layout)
+    ours = apply_rotation(x, rotation_factors(*tables, layout), layout)
     if layout == "half":
         wide = torch.cat([angles, angles], dim=-1)
         theirs, _ = llama_rotary(x, x, wide.cos(), wide.sin())

@@ -37,7 +37,8 @@ class IntegerSettings(PositionSettings):
     name: Literal["integer"] = "integer"
     scale: float = setting(1.0, "the number added is scale × position", gt=0)
     direction: Literal["ones", "learned"] = setting(
-        "ones", "add the number to all features, or along a learned vector"
+        "ones",
+        "add the number to all features, or along a learned vector",
     )
 
 
@@ -83,16 +84,21 @@ class SinusoidalSettings(PositionSettings):
     name: Literal["sinusoidal"] = "sinusoidal"
     theta: float = setting(10_000.0, "base of the wavelengths, 2π to 2π·theta", gt=1)
     layout: Literal["interleaved", "half"] = setting(
-        "interleaved", "alternate sin and cos, or all sines before all cosines"
+        "interleaved",
+        "alternate sin and cos, or all sines before all cosines",
     )
     scale_tokens: bool = setting(
-        False, "multiply token embeddings by √dim first; for small, tied embeddings"
+        False,
+        "multiply token embeddings by √dim first; for small, tied embeddings",
     )
     offset: int = setting(
-        0, "added to every position; 2 in fairseq, whose padding has 0 and 1", ge=0
+        0,
+        "added to every position; 2 in fairseq, whose padding has 0 and 1",
+        ge=0,
     )
     stretch: Factor = setting(
-        1.0, "positions are divided by this; auto: max(1, L / original_length)"
+        1.0,
+        "positions are divided by this; auto: max(1, L / original_length)",
     )
 
 
@@ -335,7 +341,7 @@ class Learned(PositionalScheme):
     ) -> tuple[Tensor, ...]:
         # r(n) = n·last/span, in integers until the last division, so that weights are exact.
         last = self.weight.shape[0] - 1
-        device = positions.position.device
+        device = positions.device
         spans = tuple(max(length - 1, last, 1) for length in positions.lengths)
         span = on_device(spans, device, torch.int64)[:, None]
         along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here

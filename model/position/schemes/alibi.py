@@ -24,10 +24,12 @@ class AlibiSettings(DistanceSettings):
 
     name: Literal["alibi"] = "alibi"
     slopes: list[Annotated[float, Field(ge=0)]] | None = setting(
-        None, "slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
+        None,
+        "slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)",
     )
     learned: bool = setting(
-        False, "learn the slopes, initialized to the geometric ones; worse in the paper"
+        False,
+        "learn the slopes, initialized to the geometric ones; worse in the paper",
     )
     shared: bool = setting(True, "share learned slopes between layers")
 
@@ -86,7 +88,7 @@ class Alibi(DistanceBias):
         if self.slopes is not None:
             return stretches
         # float32 slopes for all model dtypes: bfloat16 rounds distances above 256.
-        return (*stretches, self._fixed.to(positions.position.device, dtype))
+        return (*stretches, self._fixed.to(positions.device, dtype))
 
     @property
     def tabulate(self):
@@ -134,7 +136,7 @@ class HardAlibi(PositionalScheme):
 
     def tables(self, positions, dtype):
         """(1, H) the number of positions that each head attends to."""
-        return (self._reach.to(positions.position.device, dtype),)
+        return (self._reach.to(positions.device, dtype),)
 
     def plan(self, context):
         reach = context.tables[0][0]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.mask import AttentionView, repeated
+from model.attention.mask import AttentionView, by_head, repeated
 from model.position.base import ContentScheme, constant, normal
 from model.position.content import (
     ContentSettings,
@@ -65,10 +65,10 @@ class ContentRotation(ContentScheme):
 
     def write(self, k, extras, tables):
         """Rotate k (B, G or H, T, D) by the cached angles (B, T, ·)."""
-        sizes = (self.geometry.kv_heads, self.angles)
-        angle = extras[..., : math.prod(sizes)].unflatten(-1, sizes).transpose(1, 2)
+        groups = self.geometry.kv_heads
+        angle = by_head(extras[..., : groups * self.angles], groups)
         angle = repeated(angle, k.shape[1])  # (B, G or H, T, D/2)
-        return rotate(k, angle.cos(), angle.sin(), "half")
+        return rotate(k, angle.cos(), angle.sin())
 
     def read(self, q, k, extras, plan):
         turned = self.write(q, plan.context.of_queries(extras), ())
@@ -116,7 +116,7 @@ class SelectiveRope(ContentRotation):
 
     def tables(self, positions, dtype):
         """(1, D/2) temperatures b^(−2k/D)."""
-        return (self._temperatures.to(positions.position.device, dtype),)
+        return (self._temperatures.to(positions.device, dtype),)
 
     def features(self, x, tables):
         # Before W₂: `rank` numbers per token instead of one per angle.

@@ -22,7 +22,8 @@ class CopeSettings(SharableSettings):
     name: Literal["cope"] = "cope"
     positions: int = setting(64, "P: number of positions; counts are clamped to P − 1", ge=2)
     gate: Literal["scaled", "unscaled"] = setting(
-        "scaled", "gates are σ(q·k/√D), as released, or σ(q·k), as in the paper"
+        "scaled",
+        "gates are σ(q·k/√D), as released, or σ(q·k), as in the paper",
     )
 
 

@@ -62,7 +62,7 @@ class Dape(PositionalScheme):
         self._slopes = Constant(alibi_slopes(heads)[None])
 
     def tables(self, positions, dtype):
-        return (self._slopes.to(positions.position.device, dtype),)
+        return (self._slopes.to(positions.device, dtype),)
 
     def plan(self, context):
         mask = mask_per_row(context)
@@ -81,8 +81,9 @@ class Dape(PositionalScheme):
                 return pair_product(w2, F.leaky_relu(hidden))
 
             # Matrix products over the heads, with flattened pairs.
-            pairs_of = [x.expand_as(scores).transpose(0, 1).flatten(1) for x in (scores, b)]
-            mixed = over_pairs(network, len(w2), *pairs_of)
+            a_pairs = scores.transpose(0, 1).flatten(1)
+            b_pairs = b.expand_as(scores).transpose(0, 1).flatten(1)
+            mixed = over_pairs(network, len(w2), a_pairs, b_pairs)
             mixed = mixed.view(-1, len(scores), *scores.shape[2:]).transpose(0, 1)
             return block.weights_of(scores + b + mixed)
 
@@ -92,5 +93,6 @@ class Dape(PositionalScheme):
         """B (R, H, t, s) of distances (R, 1, t, s)."""
         if self.r1 is None or self.r2 is None:
             return -slopes[:, None, None] * d
-        r1, r2 = (kept_positive(r.to(d.dtype))[:, None, None] for r in (self.r1, self.r2))
+        r1 = kept_positive(self.r1.to(d.dtype))[:, None, None]
+        r2 = kept_positive(self.r2.to(d.dtype))[:, None, None]
         return -r1 * torch.log1p(r2 * d)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.mask import BiasForms, BiasFunction, precise
+from model.attention.mask import BiasForms, BiasFunction, no_autocast, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
 from settings.fields import setting
@@ -95,10 +95,11 @@ class Fire(PositionalScheme):
 
     def network(self, x: Tensor, heads: Tensor) -> Tensor:
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
-        w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
-        with torch.autocast(x.device.type, enabled=False):
-            out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
-            return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
+        bias = precise(self.inner.bias)[:, None]
+        outer = precise(self.outer.weight)[heads]
+        with no_autocast(x):
+            out = two_layers(x.reshape(1, -1), precise(self.inner.weight), bias, outer)
+        return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
         """f as a piecewise linear function: f_h(x) = intercept[h, s] + slope[h, s]·x, s the number
@@ -108,19 +109,21 @@ class Fire(PositionalScheme):
             edges (width + 2,) in ascending order, the last two infinite; intercept and slope (H,
             width + 1).
         """
-        w1, b1, w2 = (
-            precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
-        )
+        w1 = precise(self.inner.weight[:, 0])
+        b1 = precise(self.inner.bias)
+        w2 = precise(self.outer.weight)
         width = self.settings.width
         with torch.no_grad():
             # where units turn on or off
             edges, order = torch.where(w1 == 0, math.inf, -b1 / w1).sort()
+            rank = order.argsort()[:, None]
+            slopes = w1[:, None]
             # (width, width + 1)
-            after = torch.arange(width + 1, device=w1.device) > order.argsort()[:, None]
-            active = torch.where(w1[:, None] > 0, after, ~after)
-            active = torch.where(w1[:, None] == 0, b1[:, None] > 0, active).to(w1.dtype)
+            after = torch.arange(width + 1, device=w1.device) > rank
+            active = torch.where(slopes > 0, after, ~after)
+            active = torch.where(slopes == 0, b1[:, None] > 0, active).to(w1.dtype)
             edges = F.pad(edges, (0, 2), value=math.inf)
-        with torch.autocast(w1.device.type, enabled=False):
+        with no_autocast(w1):
             return edges, (w2 * b1) @ active, (w2 * w1) @ active
 
     def _flex_bias(self, context: AttentionContext) -> BiasFunction:
@@ -148,7 +151,7 @@ class Fire(PositionalScheme):
         near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
         c = precise(self.c)
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             d = separation(b, i, j).clamp(min=0)
             x = (c[b * 0] * d.to(c.dtype)).abs().log1p() if near is None else near[d]
             x = x / far[b, i]
@@ -164,7 +167,7 @@ class Fire(PositionalScheme):
         q_position = context.q_position
         separation = context.separation()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             x = self.near(separation(b, i, j)) / self.far(q_position[b, i])
             return self.network(x, h.flatten())
 

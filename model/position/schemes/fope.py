@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from errors import ModelError
-from model.attention.mask import mask_dtype
+from model.attention.mask import mask_dtype, no_autocast
 from model.position.base import TabulatedScheme
 from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
@@ -25,7 +25,9 @@ class FopeSettings(RotationSettings):
         ge=1,
     )
     gain: float = setting(
-        0.3, "Xavier gain of the noise added to the identity to initialize the mixtures", ge=0
+        0.3,
+        "Xavier gain of the noise added to the identity to initialize the mixtures",
+        ge=0,
     )
     clipped: Literal["identity", "ones"] = setting(
         "identity",
@@ -94,7 +96,7 @@ class Fope(TabulatedScheme):
         """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped
         pairs."""
         dtype = mask_dtype(mix)
-        with torch.autocast(rows.device.type, enabled=False):
+        with no_autocast(rows):
             mixed = rows[:, None].to(dtype) @ mix.to(dtype)  # (B or 1, 1, T, J) @ (G, J, J)
         return nn.functional.pad(mixed, (0, self._dropped), value=dropped)
 

@@ -66,13 +66,15 @@ class Fox(ContentScheme):
     def tables(self, positions, dtype):
         """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
         turns = () if self._rope is None else self._rope.tables(positions, dtype)
-        return (self._slopes.to(positions.position.device, dtype), *turns)
+        return (self._slopes.to(positions.device, dtype), *turns)
 
     def features(self, x, tables):
         """(B, T, H) log forget gates."""
         if self.weight is not None:
             return F.logsigmoid(linear(x, self.weight, self.bias))
-        gate = -tables[0][0] if self.bias is None else F.logsigmoid(self.bias.to(x.dtype))
+        gate = -tables[0][0]
+        if self.bias is not None:
+            gate = F.logsigmoid(self.bias.to(x.dtype))
         return gate.expand(*x.shape[:2], -1)
 
     def accumulate(self, features, past, new, tables):
@@ -81,13 +83,13 @@ class Fox(ContentScheme):
         return running_sum(features.double(), latest(past), new)
 
     def write(self, k, extras, tables):
-        return rotate(k, tables[1], tables[2], "half") if self.settings.rotary else k
+        return rotate(k, tables[1], tables[2]) if self.settings.rotary else k
 
     def read(self, q, k, extras, plan):
         context = plan.context
         if self.settings.rotary:
-            cos, sin = (context.of_queries(x) for x in context.tables[1:])
-            q = rotate(q, cos, sin, "half")
+            _, cos, sin = context.tables
+            q = rotate(q, context.of_queries(cos), context.of_queries(sin))
         return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
     def _mask(
@@ -108,7 +110,8 @@ class Fox(ContentScheme):
             # gradient is 0.
             q_rest = q_rest.detach()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
+        def bias(b, h, i, j):
+            whole = q_whole[b, h, i] - k_whole[b, h, j]
+            return whole + (q_rest[b, h, i] - k_rest[b, h, j])
 
         return context.mask(bias=bias, forms=BiasForms(key_sums=sums), by_row=True)

@@ -19,7 +19,7 @@ from model.position.decay import decayed_scores
 from model.position.pairwise import UNROLLED
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
-from model.position.table import Constant, wide
+from model.position.table import Constant
 from settings.fields import setting
 
 
@@ -30,10 +30,13 @@ class HyperbolicSettings(PositionSettings):
     theta: float = setting(10_000.0, "base b of the frequencies fastest·b^(−2k/D)", gt=1)
     fastest: float = setting(1.0, "largest frequency θ_0, per token", gt=0)
     margin: float = setting(
-        0.1, "decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin", gt=0
+        0.1,
+        "decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin",
+        gt=0,
     )
     damping: Literal["fixed", "learned"] = setting(
-        "fixed", "learned: one margin per layer, initialized to margin"
+        "fixed",
+        "learned: one margin per layer, initialized to margin",
     )
 
     @property
@@ -67,17 +70,15 @@ class Hyperbolic(PositionalScheme):
         settings = self.settings
         geometry = self.geometry
         check_even(settings.name, geometry)
-        learned = settings.damping == "learned"
-        self.log_margin = (
-            self.learned((1,), constant(math.log(settings.margin))) if learned else None
-        )
+        self.log_margin = None
+        if settings.damping == "learned":
+            self.log_margin = self.learned((1,), constant(math.log(settings.margin)))
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
         self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
 
     def tables(self, positions, dtype):
-        """(1, D) the rates minus θ_0·margin, in the device's widest float dtype."""
-        device = positions.position.device
-        return (self._rests.to(device, wide(device)),)
+        """(1, D) the rates minus θ_0·margin, in float64."""
+        return (self._rests.to(positions.device),)
 
     def rates(self, rests: Tensor) -> Tensor:
         """(D,) γ: θ' − θ_k of the features u, then θ' + θ_k of the features w, per token."""
@@ -87,19 +88,20 @@ class Hyperbolic(PositionalScheme):
 
     def plan(self, context):
         rates = self.rates(context.tables[0][0])
-        dtype = wide(context.device)
-        q_position = context.queries.position.to(dtype)[:, None, :, None]
-        k_position = context.keys.position.to(dtype)[:, None, :, None]
+        q_position = context.queries.position.double()[:, None, :, None]
+        k_position = context.keys.position.double()[:, None, :, None]
         mask = context.mask()
 
         def weights_fn(block: QueryBlock) -> Tensor:
             n = q_position[:, :, block.start : block.stop]
             m = k_position[:, :, block.keys]
-            return block.weights_of(decayed_scores(block, -n * rates, -m * rates) * block.scale)
+            scores = decayed_scores(block, -n * rates, -m * rates)
+            return block.weights_of(scores * block.scale)
 
-        return AttentionPlan(
-            read=lambda q, k: [AttentionView(diagonal(q), k, mask, weights_fn)], write=diagonal
-        )
+        def read(q: Tensor, k: Tensor) -> list[AttentionView]:
+            return [AttentionView(diagonal(q), k, mask, weights_fn)]
+
+        return AttentionPlan(read, write=diagonal)
 
 
 def diagonal(x: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ class KerpleSettings(DistanceSettings, SharableSettings):
 
     name: Literal["kerple"] = "kerple"
     form: Literal["log", "power", "log3"] = setting(
-        "log", "r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)"
+        "log",
+        "r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)",
     )
     shared: bool = setting(True, "share the learned parameters between all layers")
 
@@ -74,12 +75,16 @@ class Kerple(DistanceBias):
 
     def bias(self, context):
         stretch = context.tables[0]
-        (r1, r2, *more) = self._values()
-        if self.settings.form == "power":
-            return lambda row, h, d: -r1[h] * power_of(d.abs() / stretch[row], r2[h])
-        if more:
-            (r3,) = more
-            return lambda row, h, d: (
-                -r1[h] * torch.log1p(r2[h] * power_of(d.abs() / stretch[row], r3[h]))
-            )
-        return lambda row, h, d: -r1[h] * torch.log1p(r2[h] * d.abs() / stretch[row])
+        r1, r2, *more = self._values()
+        form = self.settings.form
+
+        def bias(row, h, d):
+            d = d.abs()
+            if form == "log":
+                return -r1[h] * torch.log1p(r2[h] * d / stretch[row])
+            d = d / stretch[row]
+            if form == "power":
+                return -r1[h] * power_of(d, r2[h])
+            return -r1[h] * torch.log1p(r2[h] * power_of(d, more[0][h]))
+
+        return bias

@@ -15,7 +15,7 @@ from model.position.rotation import (
     rotation_plan,
 )
 from model.position.scaling import plain_frequencies
-from model.position.table import Constant, wide
+from model.position.table import Constant
 
 
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
@@ -33,10 +33,9 @@ class LearnedRope(PositionalScheme):
     exactly RoPE at initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
 
     Because the frequencies are learned, cos and sin are not cached: angles are computed in each
-    pass, in float64 where the device supports it, and reduced modulo 2π before they are rounded to
-    float32. Without float64, angles at position n have an error of n·6e-8 radians, 0.06 at a
-    million. The gradient of θ_k grows with positions, which training passes measure from the middle
-    of each row. Keys are cached rotated, so parameters must not change while a cache is in use.
+    pass, in float64, and reduced modulo 2π before they are rounded to float32. The gradient of θ_k
+    grows with positions, which training passes measure from the middle of each row. Keys are cached
+    rotated, so parameters must not change while a cache is in use.
     """
 
     cached_form = "rotated keys"
@@ -46,20 +45,18 @@ class LearnedRope(PositionalScheme):
         features = self.geometry.head_dim
         check_even(self.settings.name, self.geometry)
         self.log_ratio = self.learned(
-            self.settings.shape(self.geometry, features // 2), constant(0.0)
+            self.settings.shape(self.geometry, features // 2),
+            constant(0.0),
         )
         self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
 
     def tables(self, positions, dtype):
-        """(1, R) initial θ in radians per token, in the device's widest float dtype."""
-        device = positions.position.device
-        return (self._start.to(device, wide(device)),)
+        """(1, R) initial θ in radians per token, in float64."""
+        return (self._start.to(positions.device),)
 
     def frequencies(self) -> Tensor:
-        """(R,) or (G, R) θ in radians per token, in the device's widest float dtype, with
-        gradient."""
-        device = self.log_ratio.device
-        return self._learned(self._start.to(device, wide(device))[0])
+        """(R,) or (G, R) θ in radians per token, in float64, with gradient."""
+        return self._learned(self._start.to(self.log_ratio.device)[0])
 
     def _learned(self, start: Tensor) -> Tensor:
         return self.log_ratio.to(start.dtype).exp() * start
@@ -73,7 +70,7 @@ class LearnedRope(PositionalScheme):
             position = position[:, None]
         angles = position[..., None] * frequencies
         dtype = mask_dtype(self.log_ratio)
-        if dtype != angles.dtype:
+        if dtype != torch.float64:
             angles = torch.remainder(angles, 2 * math.pi).to(dtype)
         return angles.cos(), angles.sin()
 

@@ -9,9 +9,16 @@ import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock, repeated
+from model.attention.mask import AttentionView, QueryBlock, by_head, repeated
 from model.position.base import ContentScheme, constant, normal
-from model.position.content import ContentSettings, causal_convolution, latest, linear, series_of
+from model.position.content import (
+    ContentSettings,
+    causal_convolution,
+    latest,
+    linear,
+    series_of,
+    unit,
+)
 from settings.fields import setting
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
@@ -83,22 +90,21 @@ class PathAttention(ContentScheme):
         history = None if before is None else before[:, self._kept :]
         series, kept_history = series_of(down, history, self.settings.width)
         w = F.silu(causal_convolution(linear(series, self.up), self.conv, new.order))
-        w = w.unflatten(-1, (groups, -1))
-        w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-        return torch.cat([w.flatten(2), strength, kept_history], dim=-1)
+        w = unit(w.unflatten(-1, (groups, -1))).flatten(2)
+        return torch.cat([w, strength, kept_history], dim=-1)
 
     def read(self, q, k, extras, plan):
         groups = self.geometry.kv_heads
         w, strength = extras[..., : self._kept].tensor_split([-groups], dim=-1)
-        w = w.unflatten(-1, (groups, -1)).transpose(1, 2)  # (B, G, S, D)
+        w = by_head(w, groups)  # (B, G, S, D)
         strength = strength.transpose(1, 2)[..., None]  # (B, G, S, 1)
 
         def weights_fn(block: QueryBlock) -> Tensor:
-            parts = (
-                repeated(x[:, :, block.keys], plan.context.heads).to(block.q.dtype)
-                for x in (w, strength)
-            )
-            return block.weights_of(along_paths(block, *parts) * block.scale)
+            heads = plan.context.heads
+            own_w = repeated(w[:, :, block.keys], heads).to(block.q.dtype)
+            own_strength = repeated(strength[:, :, block.keys], heads).to(block.q.dtype)
+            scores = along_paths(block, own_w, own_strength)
+            return block.weights_of(scores * block.scale)
 
         return [AttentionView(q, k, plan.mask, weights_fn)]
 

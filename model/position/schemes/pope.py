@@ -24,10 +24,12 @@ class PopeSettings(AngleSharingSettings):
     name: Literal["pope"] = "pope"
     theta: float = setting(10_000.0, "base b of the D frequencies b^(−c/D)", gt=1)
     share: Share = setting(
-        "layer", "one set of key phases per model, per layer, or per key/value head of each layer"
+        "layer",
+        "one set of key phases per model, per layer, or per key/value head of each layer",
     )
     phase: Literal["zero", "uniform"] = setting(
-        "zero", "initial key phases: 0, or drawn from −2π to 0"
+        "zero",
+        "initial key phases: 0, or drawn from −2π to 0",
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from model.attention.mask import AttentionView, BiasFunction
-from model.position.base import AttentionContext, ContentScheme, constant, normal
+from model.attention.mask import AttentionView, no_autocast
+from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, linear
 from settings.fields import setting
 
@@ -19,7 +18,9 @@ class RelativeLogitsSettings(ContentSettings):
     name: Literal["relative_logits"] = "relative_logits"
     profiles: int = setting(16, "R: number of profiles in each layer", ge=1)
     extent: int = setting(
-        128, "E: distances from here on add 0 to the logit; 1,024 in Inkling", ge=1
+        128,
+        "E: distances from here on add 0 to the logit; 1,024 in Inkling",
+        ge=1,
     )
 
 
@@ -53,17 +54,13 @@ class RelativeLogits(ContentScheme):
     def read(self, q, k, extras, plan):
         context = plan.context
         weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             rows = weights @ self.profiles.to(weights.dtype)  # (B, Q, H, E)
-        mask = context.mask(bias=self._bias(context, rows), by_row=True)
-        return [AttentionView(q, k, mask)]
-
-    def _bias(self, context: AttentionContext, rows: Tensor) -> BiasFunction:
         separation = context.separation()
         extent = self.settings.extent
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             d = separation(b, i, j)
             return torch.where(d < extent, rows[b, i, h, d.clamp(0, extent - 1)], 0.0)
 
-        return bias
+        return [AttentionView(q, k, context.mask(bias=bias, by_row=True))]

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from errors import ModelError
-from model.attention.mask import AttentionMask, AttentionView
+from model.attention.mask import AttentionMask, AttentionView, joined
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.rotation import (
@@ -32,16 +32,22 @@ class RotarySettings(RotationSettings):
     test_time = RotationSettings.test_time | {"theta", "scaling", "resonance", "remap"}
 
     fraction: float = setting(
-        1.0, "share of each head's features that is rotated (partial RoPE)", gt=0, le=1
+        1.0,
+        "share of each head's features that is rotated (partial RoPE)",
+        gt=0,
+        le=1,
     )
     scaling: AnyScaling = setting(
-        NoScaling(), "frequency scaling for lengths beyond the original length"
+        NoScaling(),
+        "frequency scaling for lengths beyond the original length",
     )
     resonance: bool = setting(
-        False, "round every wavelength to whole tokens, after scaling (Resonance RoPE)"
+        False,
+        "round every wavelength to whole tokens, after scaling (Resonance RoPE)",
     )
     remap: AnyRemap = setting(
-        NoRemap(), "remap of positions beyond the original length; does not change frequencies"
+        NoRemap(),
+        "remap of positions beyond the original length; does not change frequencies",
     )
 
     def reduced(self, length, original_length):
@@ -49,7 +55,9 @@ class RotarySettings(RotationSettings):
         scaling = self.scaling
         plain = plain_frequencies(self.theta, 2 * (scaling.pairs or 512))
         scaled, amplitude = scaling.frequencies(
-            plain, scaling.stretch(length, original_length), original_length
+            plain,
+            scaling.stretch(length, original_length),
+            original_length,
         )
         # up to the rounding of interpolation
         is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)
@@ -104,7 +112,9 @@ class Rope(PositionalScheme):
             )
         self.frequencies(self.stretch(geometry.train_length))  # validates the settings
         self._remap_context = RemapContext(
-            geometry.original_length, settings.window, settings.sinks
+            geometry.original_length,
+            settings.window,
+            settings.sinks,
         )
         self._branches = settings.remap.branches(self._remap_context)
         # key maps; keys are cached with each
@@ -147,7 +157,9 @@ class Rope(PositionalScheme):
     def frequencies(self, stretch: float) -> tuple[Tensor, float]:
         """(R,) float64 frequencies in radians per token, and the amplitude of cos and sin."""
         scaled, amplitude = self.settings.scaling.frequencies(
-            self.spectrum(), stretch, self.geometry.original_length
+            self.spectrum(),
+            stretch,
+            self.geometry.original_length,
         )
         return self._rotating(scaled), amplitude
 
@@ -208,14 +220,16 @@ class Rope(PositionalScheme):
 
         def write(k: Tensor) -> Tensor:
             forms = [apply_rotation(k, keys[i], layout) for i in self._forms]
-            return forms[0] if len(forms) == 1 else torch.cat(forms, dim=-1)
+            return joined(forms, -1)
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
             split = (k,) if len(self._forms) == 1 else k.split(features, dim=-1)
             forms = dict(zip(self._forms, split, strict=True))
             return [
                 AttentionView(
-                    apply_rotation(q, queries[branch.query], layout), forms[branch.key], mask
+                    apply_rotation(q, queries[branch.query], layout),
+                    forms[branch.key],
+                    mask,
                 )
                 for branch, mask in zip(self._branches, masks, strict=True)
             ]
@@ -243,7 +257,9 @@ class HeXuSettings(RotarySettings):
 
     name: Literal["he_xu"] = "he_xu"
     max_length: int | None = setting(
-        None, "N of the angle π/(2N), fixed after training; null: original_length", ge=1
+        None,
+        "N of the angle π/(2N), fixed after training; null: original_length",
+        ge=1,
     )
 
 
@@ -271,11 +287,16 @@ class PRopeSettings(RotarySettings):
 
     name: Literal["p_rope"] = "p_rope"
     share: float = setting(
-        0.75, "fraction p of rotated pairs: those of highest frequency", gt=0, le=1
+        0.75,
+        "fraction p of rotated pairs: those of highest frequency",
+        gt=0,
+        le=1,
     )
     reversed: bool = setting(False, "rotate those of lowest frequency instead")
     max_wavelength: float | None = setting(
-        None, "longest rotated wavelength, as a multiple of original_length; null: unlimited", gt=0
+        None,
+        "longest rotated wavelength, as a multiple of original_length; null: unlimited",
+        gt=0,
     )
 
 

@@ -58,11 +58,13 @@ class Sandwich(DistanceBias):
     def tables(self, positions, dtype):
         """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches
         (B or 1,), for fractional distances."""
-        device = positions.position.device
+        device = positions.device
         stretches = self.stretches(positions)
         size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())
         distances = replace(
-            positions, position=torch.arange(size, device=device)[None], position_end=size
+            positions,
+            position=torch.arange(size, device=device)[None],
+            position_end=size,
         )
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
@@ -76,7 +78,7 @@ class Sandwich(DistanceBias):
         size = sums.shape[1]
         flat = sums.flatten()
 
-        def bias(row: Tensor, h: Tensor, d: Tensor) -> Tensor:
+        def bias(row, h, d):
             if d.is_floating_point():
                 return factors[h] * self._sum(d / stretch[row])
             return factors[h] * flat[row * size + d.abs().clamp(max=size - 1)]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_dtype
+from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_dtype, no_autocast
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
@@ -72,16 +72,17 @@ class Shaw(PositionalScheme):
         """q_n·a_c/√D, looked up in the products of q with all K + 1 vectors."""
         clip = self.settings.clip
         dtype = mask_dtype(q)
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             rows = q.to(dtype) @ self.key.to(dtype).T * self.geometry.scale  # (B, H, Q, K + 1)
         # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to
         # entries.
         rows = torch.cat(
-            [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1
+            [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)],
+            dim=-1,
         )
         separation = context.separation()
 
-        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def bias(b, h, i, j):
             d = separation(b, i, j).clamp(min=0)
             return rows[b, h, i, torch.where(d < clip, d, clip + j % FAR_COPIES)]
 

@@ -20,7 +20,8 @@ class StickBreakingSettings(PositionSettings):
 
     name: Literal["stick_breaking"] = "stick_breaking"
     remainder: Literal["self", "drop"] = setting(
-        "self", "add the remaining weight to the query's own value, or drop it"
+        "self",
+        "add the remaining weight to the query's own value, or drop it",
     )
 
 
@@ -69,13 +70,14 @@ class StickBreaking(PositionalScheme):
         keys = context.keys
         queries = context.queries
         if queries.layout == "plain":
-            before = keys.order.shape[1] - queries.order.shape[1]  # the queries are the last keys
+            before = keys.count - queries.count  # the queries are the last keys
             return lambda b, h, i, j: j == i + before
-        expand = lambda x: x.expand(context.batch, -1)  # noqa: E731
-        q_order = expand(queries.order)
-        q_document = expand(queries.document)
-        k_order = expand(keys.order)
-        k_document = expand(keys.document)
-        return lambda b, h, i, j: (
-            (q_order[b, i] == k_order[b, j]) & (q_document[b, i] == k_document[b, j])
-        )
+        q_order = queries.order.expand(context.batch, -1)
+        q_document = queries.document.expand(context.batch, -1)
+        k_order = keys.order.expand(context.batch, -1)
+        k_document = keys.document.expand(context.batch, -1)
+
+        def is_own(b, h, i, j):
+            return (q_order[b, i] == k_order[b, j]) & (q_document[b, i] == k_document[b, j])
+
+        return is_own

@@ -27,7 +27,9 @@ class T5Settings(SharableSettings):
 
     name: Literal["t5"] = "t5"
     buckets: int = setting(
-        32, "number of buckets; those of the first half have one distance each", ge=2
+        32,
+        "number of buckets; those of the first half have one distance each",
+        ge=2,
     )
     max_distance: int = setting(
         128,
@@ -37,7 +39,8 @@ class T5Settings(SharableSettings):
     )
     shared: bool = setting(True, "share the learned parameters between all layers")
     unscaled: bool = setting(
-        False, "omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller"
+        False,
+        "omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller",
     )
 
     @model_validator(mode="after")
@@ -79,12 +82,12 @@ class T5(PositionalScheme):
         geometry = self.geometry
         # as in T5
         self.weight = self.learned((s.buckets, geometry.heads), normal(geometry.dim**-0.5))
-        found = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
-        self._buckets = Constant(torch.tensor(found)[None])
+        buckets = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
+        self._buckets = Constant(torch.tensor(buckets)[None])
 
     def tables(self, positions, dtype):
         """(1, max_distance + 1) bucket of each distance."""
-        return (self._buckets.to(positions.position.device),)
+        return (self._buckets.to(positions.device),)
 
     def plan(self, context):
         buckets = context.tables[0][0]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock, mask_dtype
+from model.attention.mask import AttentionView, QueryBlock, mask_dtype, no_autocast
 from model.position.base import (
     AttentionPlan,
     PositionalScheme,
@@ -59,7 +59,7 @@ class TransformerXL(PositionalScheme):
 
     def tables(self, positions, dtype):
         """(1, N, C) r of the distances 0, ..., N − 1, N = `position_end`."""
-        every = torch.arange(positions.position_end, device=positions.position.device)[None]
+        every = torch.arange(positions.position_end, device=positions.device)[None]
         return self._table.look_up(every, positions.position_end, dtype)
 
     def plan(self, context):
@@ -67,23 +67,23 @@ class TransformerXL(PositionalScheme):
         keys = context.keys
         r = context.tables[0][0]  # (N, C), N distances
         if keys.layout == "plain" and keys.unit_steps:
-            r = r[: keys.order.shape[1]]  # independent of the first position
+            r = r[: keys.count]  # independent of the first position
         # Project all distances, or the queries, whichever is cheaper.
-        few = context.queries.order.shape[1] < self.geometry.head_dim
+        few = context.queries.count < self.geometry.head_dim
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
             dtype = mask_dtype(q)
             rows = r.to(dtype)
             weight = self.weight.to(dtype).unflatten(0, self.u.shape)  # (H, D, C)
-            with torch.autocast(q.device.type, enabled=False):
+            with no_autocast(q):
                 projected = None if few else torch.einsum("hdc,nc->hdn", weight, rows)
 
             def weights_fn(block: QueryBlock) -> Tensor:
                 asks = block.q + self.v.to(dtype)[:, None]  # (B, H, t, D)
                 by_distance = asks @ weight @ rows.T if projected is None else asks @ projected
                 content = block.scores + self.u.to(dtype)[:, None] @ block.k.mT * block.scale
-                found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
-                return block.weights_of(content + found * block.scale)
+                positional = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
+                return block.weights_of(content + positional * block.scale)
 
             return [AttentionView(q, k, mask, weights_fn)]
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock
+from model.attention.mask import AttentionView, QueryBlock, by_head
 from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.decay import decayed_scores
@@ -21,7 +21,8 @@ class WallSettings(ContentSettings):
 
     name: Literal["wall"] = "wall"
     gate_bias: float = setting(
-        8.0, "initial bias of the gates; at 8 a feature keeps 0.9997 per token"
+        8.0,
+        "initial bias of the gates; at 8 a feature keeps 0.9997 per token",
     )
 
 
@@ -53,7 +54,7 @@ class Wall(ContentScheme):
         return running_sum(features.double(), latest(past), new)
 
     def read(self, q, k, extras, plan):
-        k_decay = extras.unflatten(2, (self.geometry.heads, -1)).transpose(1, 2)
+        k_decay = by_head(extras, self.geometry.heads)
         q_decay = plan.context.of_queries(k_decay, dim=2)
 
         def weights(block: QueryBlock) -> Tensor:
