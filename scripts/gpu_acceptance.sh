@@ -7,12 +7,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh test
 failed=0
+cases="train decode-1 decode-8 fixed-targets scheme-train"
 if [ "${1:-}" = "--rehearse" ]; then
     echo "== correctness (tests/gpu_path/test_cuda.py on the CPU)" >&2
     python -m pytest -m "" tests/gpu_path/test_cuda.py || failed=1
     echo "== speed" >&2
     results="$(mktemp -d)"
-    python scripts/benchmark.py --shapes tiny --schemes alibi --rounds 1 --repeats 1 --results "$results" || failed=1
+    python scripts/benchmark.py --shapes tiny --cases $cases --schemes alibi --rounds 1 --repeats 1 \
+        --results "$results" || failed=1
 else
     # Without a GPU, the tests would be skipped.
     python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
@@ -23,7 +25,6 @@ else
     echo "== correctness (tests marked gpu)" >&2
     python -m pytest -m gpu -rs -n 8 --dist worksteal || failed=1
     echo "== speed" >&2
-    cases="train decode-1 decode-8 fixed-targets scheme-train"
     python scripts/benchmark.py --device cuda --shapes 125M --cases $cases --rounds 1 || failed=1
     python scripts/benchmark.py --device cuda --shapes 1.1B --cases train decode-1 --rounds 1 || failed=1
 fi

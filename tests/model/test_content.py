@@ -26,7 +26,7 @@ from tests.model.alone import (
     visible,
     weighted,
 )
-from tests.model.zoo import C, D, G, H, close
+from tests.model.zoo import CASES, C, D, G, H, build, close
 
 INPUTS = normal(B, S, C, seed=9)
 layouts = pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
@@ -175,3 +175,12 @@ def test_wall_decays_every_feature_between_key_and_query(layout, gate_bias):
         return logits
 
     check(scheme, layout, logits_of)
+
+
+@pytest.mark.parametrize("case", ["fox", "path", "cope"])
+def test_every_layer_has_its_own_parameters(case):
+    net = build(CASES[case], layers=2)
+    assert len(net.schemes) == 2
+    first, second = net.schemes.values()
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert a is not b
