@@ -23,9 +23,9 @@ from model.position import (
     PositionSettings,
 )
 from model.position.base import Initializer
-from model.position.temperature import AdaptiveTemperature
+from model.position.temperature import AdaptiveTemperature, NoTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings, default_of, show
+from settings.fields import StrictSettings
 
 Gate = Literal["none", "head", "channel"]
 NormPlacement = Literal["input", "output", "both"]
@@ -247,10 +247,15 @@ def check_scheme(
     """
     choice = kind.position
     mixer = f"mixer.name = {kind.mixer.name}"
-    for key in ("window", "sinks", "temperature", "sink_logit", "weights", "shifted_keys"):
-        default = default_of(type(choice).model_fields[key])
-        if getattr(choice, key) != default:
-            required = "{name: none}" if key == "temperature" else show(default)
+    for key, required, is_met in (
+        ("window", "null", choice.window is None),
+        ("sinks", "0", choice.sinks == 0),
+        ("temperature", "{name: none}", isinstance(choice.temperature, NoTemperature)),
+        ("sink_logit", "none", choice.sink_logit == "none"),
+        ("weights", "softmax", choice.weights == "softmax"),
+        ("shifted_keys", "0", choice.shifted_keys == 0),
+    ):
+        if not is_met:
             raise ModelError(
                 f"{where}.{key} is not supported by layers with {mixer}: set it to {required} or "
                 "choose mixer.name = attention"

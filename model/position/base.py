@@ -36,7 +36,7 @@ from model.attention.mask import (
 from model.position.table import LookupTable
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings, default_of, optional, setting
+from settings.fields import StrictSettings, optional, setting
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,8 @@ class PositionSettings(StrictSettings):
         parts = [self.name]
         for key in [*own, "temperature"]:
             value = getattr(self, key)
-            if key not in self.test_time or value == default_of(fields[key]):
+            default = fields[key].get_default(call_default_factory=True)
+            if key not in self.test_time or value == default:
                 continue
             if hasattr(value, "describe"):
                 parts.append(value.describe(length, original_length))
