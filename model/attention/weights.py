@@ -25,7 +25,7 @@ class Normalizer:
         return self.sink is None and not self.is_sparse
 
     def __call__(self, logits: Tensor) -> Tensor:
-        keys = logits.shape[3]
+        keys = logits.shape[-1]
         if self.sink is not None:
             column = self.sink.to(logits.dtype)[:, None, None]
             column = column.expand_as(logits[..., :1])

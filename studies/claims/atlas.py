@@ -272,7 +272,7 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
     reading = {}
     if (docs / READING).is_file():
-        caption = "The change of the loss and what is read, by scheme; one seed: no claims."
+        caption = "The change of the loss and what is read, by scheme; four seeds, 95% intervals."
         reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
     cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
     title = "Atlas of claims about length"
