@@ -311,8 +311,9 @@ class AttentionMask:
         dtype: torch.dtype,
     ) -> Tensor:
         """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
-        bias = torch.zeros((), dtype=dtype, device=self.device)
-        if self.bias is not None:
+        if self.bias is None:
+            bias = torch.zeros((), dtype=dtype, device=self.device)
+        else:
             bias = self.bias(*self.indices(start, stop, keys)).to(dtype)
         return bias.masked_fill(~self.visible(start, stop, keys), -math.inf)
 

@@ -157,7 +157,7 @@ class Projection(Mixer):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, heads·D) → (B, heads, T, D)."""
-        return by_head(x, x.shape[-1] // self.head_dim)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class Attention(KeyMixer, Projection):

@@ -29,7 +29,7 @@ def single_attend(
         v = v[:, :, keys]
         (bias,) = mask.by_query(keys, groups, mask_dtype(q))
     q = q.reshape(rows, heads // groups, -1)  # (B·G, H / G, D)
-    k = k.reshape(rows, -1, k.shape[3]).mT
+    k = k.reshape(rows, -1, k.shape[3]).transpose(1, 2)
     v = v.reshape(rows, -1, v.shape[3])
     if q.dtype in PRECISE:
         scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)

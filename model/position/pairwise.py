@@ -71,19 +71,19 @@ class DistanceBias(PositionalScheme, ABC):
 
     def plan(self, context):
         bias = self.bias(context)
-        separation = context.separation()
 
         def by_distance(h, d):
             return bias(h * 0, h, d)
 
+        if context.tables[0].shape[0] == 1:
+            mask = context.distance_mask(by_distance, tabulate=self.tabulate)
+            return AttentionPlan.from_mask(mask)
+        separation = context.separation()
+
         def by_pair(b, h, i, j):
             return bias(b, h, separation(b, i, j))
 
-        if context.tables[0].shape[0] == 1:
-            mask = context.distance_mask(by_distance, tabulate=self.tabulate)
-        else:
-            mask = context.mask(bias=by_pair, by_row=True)
-        return AttentionPlan.from_mask(mask)
+        return AttentionPlan.from_mask(context.mask(bias=by_pair, by_row=True))
 
 
 def pair_product(
