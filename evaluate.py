@@ -27,7 +27,8 @@ declared length of a window, the same for all its tokens, so prefilling a cache 
 numbers of a single pass.
 
 Several runs are compared with the first by paired differences on the same targets, as trained or
-under each of `methods`. The results are written to the first run's folder.
+under each of `methods`; runs with different tokenizers per byte of the same text. The results are
+written to the first run's folder.
 
 --dry-run checks that the checkpoint and the text exist, lists the cells and estimates the
 memory. It skips the search for overlaps with the training text.

@@ -65,13 +65,15 @@ def run_evaluation(
             if run.changed:
                 console.info(run.changed)
         evaluation = kind(settings, runs, ranks, console, dry_run)
-        sessions = [evaluation.session(run) for run in runs]  # methods and targets
-        if dry_run:
-            for session in sessions:
+        results = []
+        for run in runs:
+            # methods, targets, cells already on disk
+            session = evaluation.session(run)
+            if dry_run:
                 session.forecast()
-            return None
-        results = [session.run() for session in sessions]  # score every method at every length
-        if not ranks.main:
+            else:
+                results.append(session.run())  # score every method at every length
+        if dry_run or not ranks.main:
             return None
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         report = evaluation.report(results, {"command": command, "finished": finished})

@@ -26,6 +26,7 @@ from evaluation.reports.diagnostic_report import attention_report, generation_re
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import item_report, task_report
+from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
@@ -114,7 +115,11 @@ class LossEvaluation(Evaluation):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, *more, **options)
         self.left_out: dict[str, str] = {}
-        self.stores = open_stores(settings, runs)
+        self.targets: list[ChosenTargets] = []  # of each run
+        if len(_tokenizers(runs)) == 1:
+            self.stores = [open_stores(settings, runs)] * len(runs)
+        else:
+            self.stores = [open_stores(settings, [run]) for run in runs]
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         methods = super().methods(run)
@@ -129,30 +134,34 @@ class LossEvaluation(Evaluation):
         return methods + [method for method in more if method.label not in labels]
 
     def session(self, run: EvaluatedRun) -> EvaluationSession:
+        self.targets = self.targets or self.choose()
         return EvaluationSession(
             self.settings,
             run.model,
-            self.choose(run),
+            self.targets[self.runs.index(run)],
             self.methods(run),
             cells=run.cells,
             console=self.console,
             ranks=self.ranks,
         )
 
-    def choose(self, run: EvaluatedRun) -> ChosenTargets:
-        """The targets of a run."""
+    def choose(self) -> list[ChosenTargets]:
+        """The targets of each run."""
         settings = self.settings
-        length = run.model.trained_length
         if self.dry_run:  # skips the search for passages shared with the training text
             unchecked = ContaminationSettings(check=False)
             settings = settings.model_copy(update={"contamination": unchecked})
-        else:
-            check_windows(settings, length)
-        return choose_targets(settings, self.stores, run.tokenizer, length, self.console)
+        targets = []
+        for run, stores in zip(self.runs, self.stores, strict=True):
+            length = run.model.trained_length
+            if not self.dry_run:
+                check_windows(settings, length)
+            targets.append(choose_targets(settings, stores, run.tokenizer, length, self.console))
+        return targets if len(_tokenizers(self.runs)) == 1 else choose_byte_spans(targets)
 
     def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
-        facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
+        facts = {"corpus": self.stores[0].name, "changed": run.changed, **facts}
         identity = self.settings.identity()
         if len(self.runs) > 1:
             hashes = [run.model.checkpoint_hash for run in self.runs]
@@ -165,6 +174,10 @@ class LossEvaluation(Evaluation):
         name = f"{self.settings.protocol}-{identity}"
         exposure = exposure_of(run.run, run.model.step) if self.settings.exposure else None
         return loss_report(result, analyze(result), name, exposure)
+
+
+def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
+    return {run.tokenizer.hash for run in runs}
 
 
 def check_windows(settings: EvaluationSettings, trained_length: int) -> None:
@@ -195,10 +208,10 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
             raise EvaluationError(
                 f"{setting} does not support several runs; evaluate them one at a time"
             )
-    if len({run.tokenizer.hash for run in runs}) > 1:
+    if settings.protocol != "fixed-targets" and len(_tokenizers(runs)) > 1:
         raise EvaluationError(
             f"{', '.join(run.name for run in runs)} have different tokenizers, so that their "
-            "targets differ: evaluate them one at a time and compare bits_per_byte"
+            "losses are comparable per byte only: set protocol=fixed-targets"
         )
     trained = [run.model.trained_length for run in runs]
     lengths = sorted({*settings.grid(trained[0]), *trained})

@@ -81,6 +81,7 @@ def comparison_report(
         confidence=first.settings.confidence,
         undertrained=[label for label, (run, _) in entries.items() if _is_undertrained(run)],
         baseline=names[0],
+        per="token" if first.plan.span_bytes is None else "byte",
         also_trained=[run.subject.trained_length for run in results],
     )
     _add_losses(r, entries)

@@ -81,6 +81,7 @@ class LossResults(ReportedResults):
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
+        per: what losses are per: token, or byte where tokenizers differ.
     """
 
     lengths: list[int]
@@ -96,6 +97,7 @@ class LossResults(ReportedResults):
     baseline: str | None = None
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
+    per: str = "token"
 
     @property
     def against(self) -> str:
@@ -112,7 +114,8 @@ class LossResults(ReportedResults):
 
     @property
     def sample(self) -> str:
-        targets = f"{self.facts['targets']:,} targets of {counted(self.units, self.unit_kind)}"
+        noun = "targets" if self.per == "token" else f"{self.per}s"
+        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
         documents = self.facts.get("documents")
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
@@ -161,7 +164,7 @@ def overview(r: LossResults) -> ReportTable:
         notes.append(f"Unigram model: {r.unigram:.3f}.")
     if r.undertrained:
         notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
-    title = f"{r.title}: NLL in nats per token by context length, {r.sample}"
+    title = f"{r.title}: NLL in nats per {r.per} by context length, {r.sample}"
     return ReportTable(title, columns, rows, " ".join(notes))
 
 
@@ -302,7 +305,7 @@ def loss_figure(
     top = top_of_colored(rows, styles)
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [
-        length_panel(plain_rows, styles, axis, y="NLL, nats per token", levels=levels, top=top)
+        length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
     ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"

@@ -270,10 +270,16 @@ class EvaluationSession(CellSession):
         self._add_repeated()
         stores = self.targets.stores
         tokenizer = self.targets.tokenizer
-        ids = plan.target_ids(self.text)[kept]
-        result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
-        if stores.train is not None:
-            result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
+        if plan.span_bytes is None:
+            ids = plan.target_ids(self.text)[kept]
+            result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
+            if stores.train is not None:
+                result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
+        else:
+            result.nll = {where: plan.per_byte(nll) for where, nll in result.nll.items()}
+            result.document = np.repeat(plan.truncated.document, plan.span_bytes)
+            result.unit = result.units[result.document]
+            result.n_bytes = len(result.document)
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline

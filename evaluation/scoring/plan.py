@@ -42,10 +42,17 @@ class EvaluationPlan:
     candidates: TargetWindows | None = None  # all possible targets, a window per document
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
+    # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
+    span_bytes: np.ndarray | None = None
 
     @property
     def n_targets(self) -> int:
         return self.truncated.n_targets
+
+    def per_byte(self, nll: np.ndarray) -> np.ndarray:
+        """The losses of the targets, spread evenly over the bytes of each window's targets."""
+        first = np.cumsum(self.truncated.keep) - self.truncated.keep
+        return np.repeat(np.add.reduceat(nll, first) / self.span_bytes, self.span_bytes)
 
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""

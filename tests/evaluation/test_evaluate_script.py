@@ -187,7 +187,7 @@ def test_what_cannot_be_evaluated_raises_one_error(root, runs, asked, message):
         call(*(root / run for run in runs), *SMALL, asked)
 
 
-def test_runs_with_different_tokenizers_are_refused(root):
+def test_runs_with_different_tokenizers_are_compared_by_bytes(root, capsys):
     pieces = "data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"
     make_run(root, "pieces", "model.position={name: rope}", pieces)
     runs = [root / "run", root / "pieces"]
@@ -195,8 +195,23 @@ def test_runs_with_different_tokenizers_are_refused(root):
         store = json.loads((other / "manifest.json").read_text())["data"]
         with pytest.raises(EvaluationError, match="another tokenizer"):
             call(run, *SMALL, f"store={store}")
-    with pytest.raises(EvaluationError, match="bits_per_byte"):
-        call(*runs, *SMALL)
+    with pytest.raises(EvaluationError, match="protocol=fixed-targets"):
+        call(*runs, *SMALL, "protocol=sliding")
+    asked = ["lengths=[24,48]", "targets=16", "spans_per_document=2", "device=cpu", "folder=bytes"]
+    assert call(*runs, *asked) == 0
+    assert "per byte" in capsys.readouterr().out
+    folder = root / "run" / "evaluation" / "bytes"
+    report = json.loads((folder / "results.json").read_text())
+    spans = json.loads((folder / "targets.json").read_text())["bytes"]
+    assert report["targets"] == sum(high - low for _, low, high in spans) > 100
+    cells = {(c["run"], c["length"]): c for c in report["cells"] if c["method"] == "trained"}
+    for run in map(str, runs):
+        for key, losses in stored_cells(run, report):
+            cell = cells.pop((run, key["length"]))
+            nats = losses.sum() / report["targets"]
+            assert cell["nll"] == pytest.approx(nats, rel=1e-12)
+            assert cell["bits_per_byte"] == pytest.approx(nats / np.log(2), rel=1e-12)
+    assert not cells
 
 
 def stored_cells(run, report):

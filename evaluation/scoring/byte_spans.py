@@ -1,0 +1,105 @@
+"""Targets of runs with different tokenizers: the tokens that tile the same byte ranges of one text.
+
+The spans of the first run are shortened to byte offsets at which every tokenizer has a token
+boundary, next to white space or before a character of several bytes (in Chinese: any character).
+Losses are per byte.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, reduce
+from hashlib import sha256
+
+import numpy as np
+
+from data.hashing import canonical_hash
+from errors import EvaluationError
+from evaluation.scoring.chosen_targets import ChosenTargets
+from evaluation.scoring.windows import TargetWindows
+
+WHITE = np.array(list(b" \t\n\r\v\f"))
+
+
+def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
+    """The targets of each run; `runs`: fixed targets of each. Raises EvaluationError if the texts
+    differ, the tokens are not the text, or no span has enough context in all runs."""
+    plan = runs[0].plan
+    lengths = plan.lengths
+    if len({run.text.store.n_documents for run in runs}) > 1:
+        raise EvaluationError(
+            "runs with different tokenizers are compared on one text, and their corpora have "
+            "different numbers of documents: prepare one text with each tokenizer"
+        )
+    shared = cache(lambda document: _shared_document(runs, document))
+    spans = {}  # document, first byte, end -> first token and end in each run
+    for place, last, count in plan.truncated.rows():
+        _, starts, cuts = shared(place)
+        low, high = starts[0][[last - count, last]]
+        inside = cuts[(cuts >= low) & (cuts <= high)]
+        if len(inside) > 1:
+            ends = inside[[0, -1]]
+            ranges = [np.searchsorted(offsets, ends).tolist() for offsets in starts]
+            if all(
+                lengths[-1] < end <= start + lengths[0] and run.text.is_clean(place, start, end)
+                for run, (start, end) in zip(runs, ranges, strict=True)
+            ):
+                spans[place, *ends.tolist()] = ranges
+    if not spans:
+        raise EvaluationError(
+            f"no span of targets has at most {lengths[0]} tokens, and {lengths[-1]} of context, "
+            "under every tokenizer: lower targets or lengths"
+        )
+    document, low, high = np.array(list(spans)).T
+    record = {
+        "longest": lengths[-1],
+        "bos_rule": runs[0].text.bos_rule,
+        "texts": [shared(d)[0] for d in np.unique(document).tolist()],
+        "bytes": list(spans),
+    }
+    digest = canonical_hash(record)
+    chosen = []
+    tokens = np.array(list(spans.values())).transpose(1, 2, 0)  # (runs, 2, spans)
+    for run, (start, end) in zip(runs, tokens, strict=True):
+        keep = end - start
+        windows = {n: TargetWindows(document, end, np.full(len(end), n), keep) for n in lengths}
+        truncated = windows[int(run.plan.truncated.inputs[0])]
+        own = replace(
+            plan,
+            windows=windows,
+            truncated=truncated,
+            hash=digest,
+            record={"hash": digest, **record},
+            span_bytes=high - low,
+        )
+        screening = replace(run.screening, kept=np.ones(own.n_targets, dtype=bool))
+        chosen.append(replace(run, plan=own, screening=screening))
+    return chosen
+
+
+def _shared_document(
+    runs: Sequence[ChosenTargets], document: int
+) -> tuple[str, list[np.ndarray], np.ndarray]:
+    """Hash of a document's bytes; byte offsets of its tokens and of the end in each run; and the
+    offsets, ascending, at which spans may begin and end."""
+    texts = set()
+    starts = []
+    for run in runs:
+        ids = run.text.slice(document, 0, int(run.text.lengths[document]))
+        pieces = [run.tokenizer.pieces[token] for token in ids.tolist()]
+        prefix = len(run.tokenizer.prefix)
+        texts.add(b"".join(pieces)[prefix:])
+        starts.append(np.cumsum([0, *map(len, pieces)]) - prefix)
+    store = runs[0].text.store
+    raw = texts.pop()
+    if texts or len(raw) != store.bytes[document]:
+        raise EvaluationError(
+            "runs with different tokenizers are compared on one text, and the tokens of document "
+            f"{store.names[document]} are not the bytes of its text in all of them: prepare one "
+            "text with each tokenizer"
+        )
+    byte = np.frombuffer(raw, dtype=np.uint8)
+    white = np.isin(byte, WHITE)
+    common = reduce(np.intersect1d, starts)
+    common = common[(common > 0) & (common < len(raw))]
+    cuts = common[white[common] | white[common - 1] | (byte[common] >= 0xC0)]
+    return sha256(raw).hexdigest(), starts, cuts
