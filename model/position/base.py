@@ -387,6 +387,7 @@ class PositionalScheme(nn.Module):
     supports_fractions: bool = True  # accepts real-valued positions
     fractions_hint: ClassVar[str] = "use integer positions"
     uses_position: ClassVar[bool] = True  # False: the scheme ignores positions
+    reads_features: ClassVar[bool] = False  # logits depend on features of q and k, not on q·k alone
     # Conformance checks that do not apply to this scheme: {check: reason}.
     exempt: ClassVar[dict[str, str]] = {}
 
