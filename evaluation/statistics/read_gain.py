@@ -24,7 +24,7 @@ def read_gains(result: EvaluationResult) -> Iterator[dict]:
     units = result.units[np.repeat(targets.document, targets.keep)]
     octave = np.frexp(targets.target_distances())[1]
     for (method, length), losses in result.repeated.items():
-        inputs = min(length, result.subject.trained_length) if method == TRUNCATE else length
+        inputs = result.subject.trained_length if method == TRUNCATE else length
         readable = targets.is_readable(inputs)
         for k in np.unique(octave).tolist():
             here = octave == k

@@ -103,9 +103,9 @@ def add_verdicts(
 
 
 def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
-    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain
-    over truncation paired per bucket."""
-    (windows,) = result.plan.windows.values()
+    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0} and the
+    last ending with the windows; gain over truncation paired per bucket."""
+    ((length, windows),) = result.plan.windows.items()
     position = windows.target_positions()[result.screening.kept]
     exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
     buckets: dict[str, list[dict]] = {}
@@ -115,7 +115,7 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
             gains = unit_means((result.truncated - nll)[inside], result.unit[inside])
             bucket = {
                 "low": 2**k // 2,
-                "high": 2**k,
+                "high": min(2**k, length),
                 "count": int(inside.sum()),
                 "nll": pooled(nll[inside]),
                 "gain": asdict(interval(gains, alpha=1 - result.settings.confidence)),
