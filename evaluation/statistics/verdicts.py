@@ -103,8 +103,8 @@ def add_verdicts(
 
 
 def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
-    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0} and the
-    last ending with the windows; gain over truncation paired per bucket."""
+    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
+    to the last position; gain over truncation paired per bucket."""
     ((length, windows),) = result.plan.windows.items()
     position = windows.target_positions()[result.screening.kept]
     exponents = np.frexp(position)[1]  # of the powers of two that are above the positions

@@ -89,7 +89,7 @@ class LatentAttention(KeyMixer):
         name = kind.position.name
         if SCHEMES[name][1].reads_features:
             raise ModelError(
-                f"{where}: scheme '{name}' reads features of queries and keys, of which layers with "
+                f"{where}: scheme '{name}' reads features of queries and keys, and layers with "
                 "mixer.name = latent have others; choose another scheme or mixer.name = attention"
             )
         if kind.position.shifted_keys:
