@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
