@@ -12,7 +12,6 @@ from evaluation.reports.loss_report import (
     UNDERTRAINED,
     LossResults,
     bars_note,
-    columns_of,
     details,
     differences,
     loss_figure,
@@ -26,7 +25,6 @@ from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
-NUMBERS = ("nll", "perplexity", "bits_per_byte")
 
 
 def comparison_report(
@@ -86,18 +84,14 @@ def comparison_report(
     )
     _add_losses(r, entries)
     record["family"] = r.difference_family
-    record["cells"] = [
+    record["runs"] = [
         {
-            "run": result.subject.name,
-            "method": method.label,
-            "step": result.subject.step,
-            "checkpoint_hash": result.subject.checkpoint_hash,
-            "train_length": result.subject.trained_length,
-            "length": length,
-            **columns_of(r.table, label, length, ("difference",), NUMBERS),
+            "run": run.subject.name,
+            "step": run.subject.step,
+            "checkpoint_hash": run.subject.checkpoint_hash,
+            "train_length": run.subject.trained_length,
         }
-        for label, (result, method) in entries.items()
-        for length in r.lengths
+        for run in results
     ]
     over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
     text = FigureText(

@@ -20,7 +20,7 @@ from evaluation.scoring.session import MeasuredCells
 
 DOWNLOADS = {
     "results.csv": "all numbers",
-    "results.json": "all numbers, settings and provenance",
+    "results.json": "settings, provenance and numbers by unit",
 }
 
 
