@@ -154,8 +154,7 @@ class LossEvaluation(Evaluation):
         targets = []
         for run, stores in zip(self.runs, self.stores, strict=True):
             length = run.model.trained_length
-            if not self.dry_run:
-                check_windows(settings, length)
+            check_windows(settings, length)
             targets.append(choose_targets(settings, stores, run.tokenizer, length, self.console))
         return targets if len(_tokenizers(self.runs)) == 1 else choose_byte_spans(targets)
 
@@ -270,12 +269,11 @@ class DiagnosticEvaluation(Evaluation):
     """Attention weights, or the text that the model generates past its trained length."""
 
     settings: DiagnosticSettings
-    make_session: ClassVar[Callable[..., CellSession]]
-    make_report: ClassVar[Callable[..., EvaluationReport]]
 
     def session(self, run: EvaluatedRun) -> CellSession:
         self.stores = open_stores(self.settings, self.runs)
-        return self.make_session(
+        make, _ = DIAGNOSTICS[type(self.settings)]
+        return make(
             self.settings,
             run.model,
             store=self.stores.read,
@@ -287,24 +285,16 @@ class DiagnosticEvaluation(Evaluation):
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
-        return type(self).make_report(
-            result, f"{self.settings.protocol}-{self.settings.identity()}"
-        )
+        _, report_of = DIAGNOSTICS[type(self.settings)]
+        return report_of(result, f"{self.settings.protocol}-{self.settings.identity()}")
 
 
-class AttentionEvaluation(DiagnosticEvaluation):
-    make_session = AttentionSession
-    make_report = attention_report
-
-
-class GenerationEvaluation(DiagnosticEvaluation):
-    make_session = GenerationSession
-    make_report = generation_report
-
-
+DIAGNOSTICS: dict[type[DiagnosticSettings], tuple[Callable, Callable]] = {  # session, report
+    AttentionDiagnosticSettings: (AttentionSession, attention_report),
+    GenerationDiagnosticSettings: (GenerationSession, generation_report),
+}
 KINDS: dict[type[MeasurementSettings], type[Evaluation]] = {
     EvaluationSettings: LossEvaluation,
     TaskEvaluationSettings: TaskEvaluation,
-    AttentionDiagnosticSettings: AttentionEvaluation,
-    GenerationDiagnosticSettings: GenerationEvaluation,
+    **dict.fromkeys(DIAGNOSTICS, DiagnosticEvaluation),
 }

@@ -29,12 +29,9 @@ MEASURES = {
     "entropy_relative": "entropy / ln(visible keys): 1 is uniform",
     "first_token": "mass on the first token of the window",
     "mass_beyond": "mass at distances of the trained length and more",
-    "mass_lost": "weight on no key: on a sink logit, or dropped",
     "logit_std": "standard deviation of the logits over the visible keys, bias included",
     "logit_max": "largest logit of a query",
     "reach_90": "distance that contains 90% of the mass, tokens",
-    "distance_mean": "mean distance of the mass, tokens",
-    "keys": "visible keys of a query",
 }
 
 
@@ -137,12 +134,9 @@ class AttentionRecorder:
             "entropy_relative": (entropy / uniform_entropy, attends & (keys > 1)),
             "first_token": ((weights * is_first).sum(-1), every),
             "mass_beyond": ((weights * is_beyond).sum(-1), every),
-            "mass_lost": ((1 - total).clamp(min=0), every),
             "logit_std": (_variance(logits, finite).sqrt(), has_logits),
             "logit_max": (highest, has_logits),
             "reach_90": (_reach(shares, distance), attends),
-            "distance_mean": ((shares * distance).sum(-1), attends),
-            "keys": (keys, every),
         }
         out = {}
         for name, (values, counted) in measured.items():

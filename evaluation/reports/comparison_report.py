@@ -1,6 +1,5 @@
 """Report of several runs on the same targets: losses and paired differences from the first run."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,8 +20,9 @@ from evaluation.reports.loss_report import (
 from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
+from evaluation.statistics.analysis import add_levels
 from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
+from evaluation.statistics.verdicts import pooled
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
 
@@ -133,21 +133,12 @@ def _add_losses(r: LossResults, entries: Entries) -> None:
     first, method = next(iter(entries.values()))
     changes = {}
     for label, (result, own) in entries.items():
+        add_levels(r.table, result, own.label, label)
         for length in r.lengths:
-            cell = (own.label, length)
             base = first.nll.get((method.label, length))
-            nll = result.nll.get(cell)
-            if nll is None:
-                reason = result.absent.get(cell) or result.failed.get(cell) or ""
-                r.table.add(label, "failure", math.nan, length, note=reason)
-                continue
-            r.table.add(label, "nll", pooled(nll), length)
-            r.table.add(label, "perplexity", perplexity(nll), length)
-            bits = bits_per_byte(nll, result.n_bytes)
-            if bits is not None:
-                r.table.add(label, "bits_per_byte", bits, length)
+            nll = result.nll.get((own.label, length))
             # truncation to the trained length changes nothing there: it is the same array
-            if base is not None and nll is not base:
+            if base is not None and nll is not None and nll is not base:
                 changes[label, length] = unit_means(nll - base, first.unit)
     r.difference_family = max(1, len(changes))
     for (label, length), change in changes.items():

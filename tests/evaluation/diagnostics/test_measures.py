@@ -88,12 +88,9 @@ def test_measures_match_loops_without_cache(case):
                         "entropy_relative": stats.entropy(p) / math.log(keys),
                         "first_token": w[0],
                         "mass_beyond": w[distance >= L0].sum(),
-                        "mass_lost": 1 - w.sum(),
                         "logit_std": z.std(),
                         "logit_max": z.max(),
                         "reach_90": reach,
-                        "distance_mean": (p * distance).sum(),
-                        "keys": keys,
                     }
                 )
             for name in by_query[0]:
