@@ -27,7 +27,6 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import item_report, task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
-from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
     TRAINED,
@@ -37,12 +36,12 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
+from evaluation.scoring.plan import ChosenTargets, choose_targets
 from evaluation.scoring.session import CellSession
 from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.item_session import ItemResult, ItemSession
-from evaluation.tasks.task_analysis import analyse_tasks
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.exposure import exposure_of
@@ -262,7 +261,7 @@ class TaskEvaluation(Evaluation):
         name = f"{result.facts['task']}-{self.settings.identity()}"
         if isinstance(result, ItemResult):
             return item_report(result, name)
-        return task_report(result, analyse_tasks(result), name)
+        return task_report(result, name)
 
 
 class DiagnosticEvaluation(Evaluation):

@@ -117,13 +117,7 @@ class AttentionSession(CellSession):
             )
             parts.append(sample)
             advance(len(rows) / len(tokens))
-        return merged(parts)
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
         self.result.seen[cell.where] = values
-
-
-def merged(parts: list[AttentionSample]) -> AttentionSample:
-    """The windows of several batches as one."""
-    values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-    return AttentionSample(values, max(part.mismatch for part in parts))

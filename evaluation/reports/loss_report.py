@@ -156,7 +156,7 @@ def overview(r: LossResults) -> ReportTable:
         if is_judged:
             gain = r.table.get(name, "delta", r.lengths[-1])
             row.append(verdict_cell(r, name))
-            row.append(NONE if gain is None else gain_cell(gain, marked=False))
+            row.append(NONE if gain is None else interval_text(gain.negated))
         rows.append(row)
     if r.unigram is not None:
         notes.append(f"Unigram model: {r.unigram:.3f}.")
@@ -191,9 +191,9 @@ def differences(r: LossResults) -> ReportTable:
     return pivot(r.against, rows, difference_cell, index=index, note=note)
 
 
-def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
+def gain_cell(row: ResultRow) -> Cell:
     """The net gain of a change, with its verdict."""
-    word = f"{row.verdict} " if marked and row.verdict != POINTS_ONLY else ""
+    word = f"{row.verdict} " if row.verdict != POINTS_ONLY else ""
     return TableCell(word + interval_text(row.negated), TONES.get(row.verdict, ""))
 
 

@@ -26,7 +26,6 @@ from evaluation.reports.figures import (
     Panel,
     mark,
     panels,
-    power_of_ten,
 )
 from evaluation.schemes import curves
 from evaluation.schemes.curves import SchemeShape
@@ -327,7 +326,7 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
     def scales(axes: Axes) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.axhline(length, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
         axes.margins(x=0.03)
 

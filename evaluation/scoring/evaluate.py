@@ -12,9 +12,8 @@ from evaluation.contamination.screening import Screening
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, lost_process
-from evaluation.scoring.chosen_targets import ChosenTargets
 from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
-from evaluation.scoring.plan import EvaluationPlan, raw_bytes, truncation_step
+from evaluation.scoring.plan import ChosenTargets, EvaluationPlan, raw_bytes, truncation_step
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.scoring import (
     CellFailed,

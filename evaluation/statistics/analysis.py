@@ -12,7 +12,6 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.read_gain import read_gains
 from evaluation.statistics.verdicts import (
     VerdictRules,
     add_verdicts,
@@ -20,6 +19,7 @@ from evaluation.statistics.verdicts import (
     by_position,
     perplexity,
     pooled,
+    read_gains,
 )
 from model import AnyPosition
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop import ImportedModel, build_model, read_folder
-from interop.export.classes import choose_class
 from interop.export.files import write_model
+from interop.export.native import choose_class
 from interop.export.parity import measure
 from interop.huggingface.families import FAMILIES
 from model import TokenPositions, Transformer

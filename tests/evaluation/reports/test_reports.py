@@ -105,7 +105,7 @@ def test_position_report_shows_buckets_and_gains(do):
 def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
     result = answered(retriever, tmp_path, items=42, haystacks=7)
     analysis = analyse_tasks(result)
-    report = task_report(result, analysis)
+    report = task_report(result)
     axes = report.figures["accuracy_by_length"].axes[0]
     rows = of(report, "accuracy")
     assert_shows(axes, rows)
@@ -113,12 +113,12 @@ def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
         exact = [row.value for row in of(report, "exact") if row.variant == name]
         close(*named(axes)[name].thin, (100, 200), exact)
     assert levels(axes) == [pytest.approx(1 / 3)]
-    for row, stored, cells in zip(rows, analysis.rows, report.tables[0].cells, strict=True):
+    for row, stored, cells in zip(rows, analysis["cells"], report.tables[0].cells, strict=True):
         assert (row.value, row.low) == (stored["accuracy"], stored["accuracy_low"])
         assert cells[2].text.startswith(f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]")
         assert (cells[2].tone == "good") == (row.low > 1 / 3)
     grids = report.figures["accuracy_by_depth_trained"].axes
-    for grid, spots in zip(grids, (analysis.by_depth, analysis.by_distance), strict=True):
+    for grid, spots in zip(grids, (analysis["by_depth"], analysis["by_distance"]), strict=True):
         own = [spot for spot in spots if spot["method"] == "trained"]
         printed = [text.get_text().split("\n")[0] for text in grid.texts]
         assert printed == [f"{100 * spot['share']['share']:.0f}" for spot in own]

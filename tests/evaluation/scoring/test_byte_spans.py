@@ -6,9 +6,9 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
-from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
+from evaluation.scoring.plan import choose_targets
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import BUILTIN, MemoryStore
 
