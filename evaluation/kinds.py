@@ -32,7 +32,6 @@ from evaluation.scoring.methods import (
     TRAINED,
     TRUNCATE,
     Method,
-    builtin_methods,
     compatible_methods,
     resolve_methods,
 )
@@ -81,9 +80,7 @@ class Evaluation(ABC):
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         """The methods of the settings, without those that equal the checkpoint as trained."""
-        methods = resolve_methods(
-            self.settings.methods, builtin_methods(), run.model.trained_length
-        )
+        methods = resolve_methods(self.settings.methods, run.model.trained_length)
         schemes = run.model.schemes(methods)
         kept = [
             method
@@ -125,7 +122,6 @@ class LossEvaluation(Evaluation):
         if not self.settings.matrix:
             return methods
         more, self.left_out = compatible_methods(
-            builtin_methods(),
             run.model.trained_length,
             lambda overrides: run.model.offered(overrides, self.settings.bos),
         )
