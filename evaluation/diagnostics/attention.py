@@ -14,7 +14,6 @@ from evaluation.diagnostics.attention_weights import (
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.plan import EvaluationPlan, fixed_plan
@@ -68,7 +67,7 @@ class AttentionSession(CellSession):
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
         result = AttentionResult(**fields, plan=plan)
         lengths = {length: length for length in plan.lengths}
-        super().__init__(result, lengths, None, console, EvaluationRanks())
+        super().__init__(result, lengths, None, console)
         if plan.note:
             self.warn(plan.note)
         self.title = f"attention in {len(result.unit)} windows"

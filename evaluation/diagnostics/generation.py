@@ -12,7 +12,6 @@ from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.session import Advance, CellSession, EvaluationCell
@@ -107,7 +106,7 @@ class GenerationSession(CellSession):
         edges = [*range(prompt, total - width // 2, width), total]
         result = GenerationResult(**fields, edges=edges, targets_hash=drawn.hash)
         # the last token is generated and not read
-        super().__init__(result, {total: total - 1}, None, console, EvaluationRanks())
+        super().__init__(result, {total: total - 1}, None, console)
         self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.title = f"{len(self.real)} prompts of {prompt} tokens"
 

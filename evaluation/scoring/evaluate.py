@@ -116,7 +116,7 @@ class EvaluationSession(CellSession):
             screening=targets.screening,
         )
         lengths = {length: length for length in self.plan.lengths}
-        super().__init__(result, lengths, cells, console, ranks or EvaluationRanks())
+        super().__init__(result, lengths, cells, console, ranks)
         notes = [targets.screening.unchecked, _sinks(result)]
         result.notes = list(filter(None, notes))
         self.title = f"{self.plan.n_targets:,} targets"

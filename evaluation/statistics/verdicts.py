@@ -7,7 +7,7 @@ gain.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -119,12 +119,13 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
         for k in np.unique(exponents).tolist():
             inside = exponents == k
             gains = unit_means((result.truncated - nll)[inside], result.unit[inside])
+            gain = interval(gains, alpha=1 - result.settings.confidence)
             bucket = {
                 "low": 2**k // 2,
                 "high": 2**k,
                 "count": int(inside.sum()),
                 "nll": pooled(nll[inside]),
-                "gain": asdict(interval(gains, alpha=1 - result.settings.confidence)),
+                "gain": {"estimate": gain.estimate, "low": gain.low, "high": gain.high},
             }
             buckets.setdefault(method, []).append(bucket)
     return buckets

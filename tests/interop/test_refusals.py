@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from interop import InteropError, build_model, read_folder
+from errors import InteropError
+from interop.build import build_model
 from interop.huggingface.config import read_config
+from interop.huggingface.folder import read_folder
 from tests.files import table
 from tests.interop.models import ABSENT, FIRST, variant
 
