@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.drawn_items import DrawnItems
@@ -55,7 +54,7 @@ class TaskSession(CellSession):
             facts=facts,
         )
         lengths = {length: length for length in drawn.lengths}
-        super().__init__(result, lengths, cells, console, EvaluationRanks())
+        super().__init__(result, lengths, cells, console)
         self.title = f"{drawn.count} items of {drawn.candidates} candidates"
         self.drawn = drawn
 
