@@ -54,8 +54,9 @@ def answered(reader, tmp_path, **changes):
         cells=tmp_path / "cells",
         facts=facts,
     )
-    session.reader = lambda model: reader
-    return session.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evaluation.tasks.task_session.TaskScorer", lambda *_: reader)
+        return session.run()
 
 
 def retriever(prompts, candidates, length):
