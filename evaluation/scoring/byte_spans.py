@@ -14,7 +14,7 @@ import numpy as np
 
 from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.chosen_targets import ChosenTargets
+from evaluation.scoring.plan import ChosenTargets
 from evaluation.scoring.windows import TargetWindows
 
 WHITE = np.array(list(b" \t\n\r\v\f"))

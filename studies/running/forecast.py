@@ -92,7 +92,7 @@ class StudyForecast:
     def _evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> float:
         """Seconds of an evaluation of losses or tasks, from the tokens that it reads."""
         settings = evaluation.settings
-        methods = len({TRAINED, *getattr(settings, "methods", ())} - {TRUNCATE})
+        methods = len({TRAINED, *settings.methods} - {TRUNCATE})
         tokens = 0
         if isinstance(settings, EvaluationSettings):
             prepared = self.corpora.of_evaluation(plan, evaluation)
