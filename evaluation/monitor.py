@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from data import GeneratedData, RunData
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from data.sampling.items import ItemRows, place_items
 from data.sampling.positions import PLAIN, PositionedTokens
 from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks

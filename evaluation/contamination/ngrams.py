@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.hashing import range_hashes
-from data.preparation.duplicates import CHARACTERS, WORDS
+from data.preparation.duplicates import CHARACTERS, WORDS, range_hashes
 
 VERSION = 3  # of the cache format: files of other versions are ignored
 BLOCK = 1 << 17  # tokens per block: bounds memory

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import EvaluationError
 from evaluation.scoring.plan import ChosenTargets
 from evaluation.scoring.windows import TargetWindows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from data import Tokenizer
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import atomic
-from data.hashing import canonical_hash
+from data.files import atomic, canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.forecast import choose_batch, memory_needed

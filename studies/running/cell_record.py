@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from data.files import read_object, sha256_of, write_json
-from data.hashing import canonical_hash
+from data.files import canonical_hash, read_object, sha256_of, write_json
 from errors import TrainingError
 from model import Transformer
 from run_directory.checkpoints import Checkpoint, find_checkpoint

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data import DataSettings, PreparedData, RunData, is_prepared
-from data.files import read_object
-from data.hashing import canonical_hash
+from data.files import canonical_hash, read_object
 from data.preparation.prepare import prepare
 from data.tokenizers import saved_settings
 from errors import StudyError

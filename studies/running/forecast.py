@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.tasks.task_settings import TaskEvaluationSettings

@@ -13,7 +13,7 @@ from typing import Any
 
 from data import DataSettings, is_prepared
 from data.data_settings import SymbolSource
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.protocols import settings_class
