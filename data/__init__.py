@@ -2,7 +2,7 @@
 
 from data.data_settings import DataSettings
 from data.generated import GeneratedData
-from data.preparation.prepared import (
+from data.prepared import (
     PreparedData,
     RunData,
     check_texts,

@@ -161,6 +161,12 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def canonical_hash(value: Any) -> str:
+    """sha256, hex, of a JSON value. It does not depend on the order of keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def locked(
     file: IO | int,
     *,

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from data.data_settings import DataSettings, SymbolSource
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from data.sampling.items import SymbolItems
 from data.tokenizers.tokenizer import SymbolTokenizer
 from errors import DataError

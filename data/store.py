@@ -17,6 +17,7 @@ import numpy as np
 
 from data.files import (
     atomic,
+    canonical_hash,
     damage_reported,
     read_json,
     save_array,
@@ -24,7 +25,6 @@ from data.files import (
     write_json,
     write_text,
 )
-from data.hashing import canonical_hash
 from errors import DataError
 
 FORMAT = 1

@@ -27,22 +27,20 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import item_report, task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
-from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
     TRAINED,
     TRUNCATE,
     Method,
-    builtin_methods,
     compatible_methods,
     resolve_methods,
 )
+from evaluation.scoring.plan import ChosenTargets, choose_targets
 from evaluation.scoring.session import CellSession
 from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.item_session import ItemResult, ItemSession
-from evaluation.tasks.task_analysis import analyse_tasks
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.exposure import exposure_of
@@ -82,9 +80,7 @@ class Evaluation(ABC):
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         """The methods of the settings, without those that equal the checkpoint as trained."""
-        methods = resolve_methods(
-            self.settings.methods, builtin_methods(), run.model.trained_length
-        )
+        methods = resolve_methods(self.settings.methods, run.model.trained_length)
         schemes = run.model.schemes(methods)
         kept = [
             method
@@ -126,7 +122,6 @@ class LossEvaluation(Evaluation):
         if not self.settings.matrix:
             return methods
         more, self.left_out = compatible_methods(
-            builtin_methods(),
             run.model.trained_length,
             lambda overrides: run.model.offered(overrides, self.settings.bos),
         )
@@ -154,8 +149,7 @@ class LossEvaluation(Evaluation):
         targets = []
         for run, stores in zip(self.runs, self.stores, strict=True):
             length = run.model.trained_length
-            if not self.dry_run:
-                check_windows(settings, length)
+            check_windows(settings, length)
             targets.append(choose_targets(settings, stores, run.tokenizer, length, self.console))
         return targets if len(_tokenizers(self.runs)) == 1 else choose_byte_spans(targets)
 
@@ -263,19 +257,18 @@ class TaskEvaluation(Evaluation):
         name = f"{result.facts['task']}-{self.settings.identity()}"
         if isinstance(result, ItemResult):
             return item_report(result, name)
-        return task_report(result, analyse_tasks(result), name)
+        return task_report(result, name)
 
 
 class DiagnosticEvaluation(Evaluation):
     """Attention weights, or the text that the model generates past its trained length."""
 
     settings: DiagnosticSettings
-    make_session: ClassVar[Callable[..., CellSession]]
-    make_report: ClassVar[Callable[..., EvaluationReport]]
 
     def session(self, run: EvaluatedRun) -> CellSession:
         self.stores = open_stores(self.settings, self.runs)
-        return self.make_session(
+        make, _ = DIAGNOSTICS[type(self.settings)]
+        return make(
             self.settings,
             run.model,
             store=self.stores.read,
@@ -287,24 +280,16 @@ class DiagnosticEvaluation(Evaluation):
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
-        return type(self).make_report(
-            result, f"{self.settings.protocol}-{self.settings.identity()}"
-        )
+        _, report_of = DIAGNOSTICS[type(self.settings)]
+        return report_of(result, f"{self.settings.protocol}-{self.settings.identity()}")
 
 
-class AttentionEvaluation(DiagnosticEvaluation):
-    make_session = AttentionSession
-    make_report = attention_report
-
-
-class GenerationEvaluation(DiagnosticEvaluation):
-    make_session = GenerationSession
-    make_report = generation_report
-
-
+DIAGNOSTICS: dict[type[DiagnosticSettings], tuple[Callable, Callable]] = {  # session, report
+    AttentionDiagnosticSettings: (AttentionSession, attention_report),
+    GenerationDiagnosticSettings: (GenerationSession, generation_report),
+}
 KINDS: dict[type[MeasurementSettings], type[Evaluation]] = {
     EvaluationSettings: LossEvaluation,
     TaskEvaluationSettings: TaskEvaluation,
-    AttentionDiagnosticSettings: AttentionEvaluation,
-    GenerationDiagnosticSettings: GenerationEvaluation,
+    **dict.fromkeys(DIAGNOSTICS, DiagnosticEvaluation),
 }

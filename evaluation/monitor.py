@@ -2,16 +2,16 @@
 answers of task items."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from data import GeneratedData, RunData
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from data.sampling.items import ItemRows, place_items
 from data.sampling.positions import PLAIN, PositionedTokens
 from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks
@@ -25,29 +25,24 @@ from model import Transformer
 LEAST_DOCUMENTS = 8
 
 
-class ValidationTargets(ABC):
-    """Fixed targets at one or more lengths. `hash`: runs with equal ones have the same targets."""
+@dataclass(frozen=True)
+class ValidationTargets:
+    """Fixed targets at one or more lengths.
+
+    Attributes:
+        hash: runs with equal ones have the same targets.
+        documents: number of documents or items that contain the targets.
+        share: one rank's NLL of every target (n,), of (model, length, device, rank, world): NaN
+            where another rank owns it, infinite where it is not finite, as a scheme that fails
+            beyond its trained length does not stop training.
+        note: which lengths were left out and why.
+    """
 
     lengths: list[int]
     hash: str
-    note: str = ""  # which lengths were left out and why
-
-    @property
-    @abstractmethod
-    def documents(self) -> int:
-        """Number of documents or items that contain the targets."""
-
-    @abstractmethod
-    def share(
-        self,
-        model: Transformer,
-        length: int,
-        device: torch.device | str,
-        rank: int,
-        world: int,
-    ) -> np.ndarray:
-        """One rank's NLL of every target (n,): NaN where another owns it, infinite where it is not
-        finite, as a scheme that fails beyond its trained length does not stop training."""
+    documents: int
+    share: Callable[..., np.ndarray]
+    note: str = ""
 
     def measure(
         self,
@@ -74,88 +69,51 @@ class ValidationTargets(ABC):
         return out
 
 
-@dataclass(frozen=True)
-class TextTargets(ValidationTargets):
-    """Fixed spans of a store's documents."""
+def text_nll(
+    text: EvaluationText,
+    targets: TargetSet,
+    model: Transformer,
+    length: int,
+    device: torch.device | str,
+    rank: int,
+    world: int,
+) -> np.ndarray:
+    """A rank's share of the NLL of fixed spans of documents."""
+    scorer = ModelScorer(model, device=device, length=length)
+    windows = fixed_windows(targets, length)
+    nll = np.full((len(windows), targets.span), np.nan)
+    groups = batches(windows, rows_of(length))
+    for start in range(0, len(groups), world):
+        own = groups[start + rank : start + rank + 1]
+        # without a batch of its own, a pass whose result is discarded
+        rows = own[0] if own else groups[0][:1]
+        tokens = text.windows(windows.document[rows], windows.end[rows], length)
+        losses = scorer(tokens, targets.span)
+        if own:
+            nll[rows] = np.where(np.isfinite(losses), losses, np.inf)
+    return nll.reshape(-1)
 
-    text: EvaluationText
-    targets: TargetSet
-    lengths: list[int]
-    note: str
 
-    @property
-    def documents(self) -> int:
-        return len(np.unique(self.targets.document))
-
-    @property
-    def hash(self) -> str:
-        return self.targets.hash
-
-    def share(
-        self,
-        model: Transformer,
-        length: int,
-        device: torch.device | str,
-        rank: int,
-        world: int,
-    ) -> np.ndarray:
-        scorer = ModelScorer(model, device=device, length=length)
-        windows = fixed_windows(self.targets, length)
-        span = self.targets.span
-        nll = np.full((len(windows), span), np.nan)
-        groups = batches(windows, rows_of(length))
-        for start in range(0, len(groups), world):
-            own = groups[start + rank : start + rank + 1]
-            # without a batch of its own, a pass whose result is discarded
-            rows = own[0] if own else groups[0][:1]
-            tokens = self.text.windows(windows.document[rows], windows.end[rows], length)
-            losses = scorer(tokens, span)
-            if own:
-                nll[rows] = np.where(np.isfinite(losses), losses, np.inf)
-        return nll.reshape(-1)
+def item_nll(
+    rows: ItemRows,
+    placed: PositionedTokens,
+    model: Transformer,
+    length: int,
+    device: torch.device | str,
+    rank: int,
+    world: int,
+) -> np.ndarray:
+    """NLL of the answers of task items, as of one process that reads all; so do the others."""
+    batch = rows_of(length)
+    nll, _ = answer_items(model, rows, placed, length=length, batch=batch, device=device)
+    if rank != 0:
+        return np.full(len(nll), np.nan)
+    return np.where(np.isfinite(nll), nll, np.inf)
 
 
 def rows_of(length: int) -> int:
     """Spans of one pass."""
     return max(1, 4096 // length)
-
-
-@dataclass(frozen=True)
-class ItemTargets(ValidationTargets):
-    """The answers of held-out task items with lengths as in training."""
-
-    rows: ItemRows
-    placed: PositionedTokens
-    hash: str
-
-    @property
-    def lengths(self) -> list[int]:
-        return [self.rows.inputs.shape[1]]
-
-    @property
-    def documents(self) -> int:
-        return len(self.rows.inputs)
-
-    def share(
-        self,
-        model: Transformer,
-        length: int,
-        device: torch.device | str,
-        rank: int,
-        world: int,
-    ) -> np.ndarray:
-        """As of one process that reads all items; so do the others."""
-        nll, _ = answer_items(
-            model,
-            self.rows,
-            self.placed,
-            length=length,
-            batch=rows_of(length),
-            device=device,
-        )
-        if rank != 0:
-            return np.full(len(nll), np.nan)
-        return np.where(np.isfinite(nll), nll, np.inf)
 
 
 def monitor_targets(
@@ -173,7 +131,12 @@ def monitor_targets(
     index = np.arange(spans)
     rows = items.rows(index, items.width)
     placed = place_items(rows, PLAIN, seed, 0, index)
-    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, spans, seed]))
+    return ValidationTargets(
+        lengths=[items.width],
+        hash=canonical_hash([data.valid_hash, spans, seed]),
+        documents=spans,
+        share=partial(item_nll, rows, placed),
+    )
 
 
 def text_targets(
@@ -182,7 +145,7 @@ def text_targets(
     targets: int = 64,
     spans: int = 32,
     seed: int = 0,
-) -> TextTargets:
+) -> ValidationTargets:
     """Draw `spans` spans of `targets` tokens, each in another document and the same for all
     `lengths` (input tokens).
 
@@ -203,4 +166,10 @@ def text_targets(
         spans_per_document=1,
         seed=seed,
     )
-    return TextTargets(text, drawn, usable, note)
+    return ValidationTargets(
+        lengths=usable,
+        hash=drawn.hash,
+        documents=len(np.unique(drawn.document)),
+        share=partial(text_nll, text, drawn),
+        note=note,
+    )

@@ -83,11 +83,10 @@ class ResultsTable:
     ) -> None:
         """Add a number, or an interval with its sample."""
         if isinstance(value, MeanInterval):
-            seeds = getattr(value, "seeds", ())
             columns |= {
                 "low": value.low,
                 "high": value.high,
-                "seeds": " and ".join(map(str, seeds)),
+                "seeds": " and ".join(map(str, value.seeds)),
                 "units": value.units,
                 "family": value.family,
                 "level": round(1 - (1 - value.level) * value.family, 9),

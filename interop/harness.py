@@ -11,7 +11,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
 from errors import InteropError
-from evaluation.scoring.methods import TRAINED, TRUNCATE, builtin_methods, resolve_methods
+from evaluation.scoring.methods import TRAINED, TRUNCATE, resolve_methods
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
 from interop.export.tokenizer import control_ids, fast_tokenizer
@@ -74,7 +74,7 @@ class SextantLM(HFLM):
             raise InteropError(
                 f"method=truncate: leave it out and set max_length={trained.train_length}"
             )
-        *_, chosen = resolve_methods([method], builtin_methods(), trained.train_length)
+        *_, chosen = resolve_methods([method], trained.train_length)
         self.overrides = [*chosen.overrides, *_overrides(settings)]
         model = loaded.model
         model.reposition(override(trained, self.overrides).model)

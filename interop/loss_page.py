@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from errors import InteropError, UserError
-from evaluation.scoring.methods import TRUNCATE, builtin_methods, compatible_methods
+from evaluation.scoring.methods import TRUNCATE, compatible_methods
 from generation.text_stream import TextStream
 from model import TokenPositions
 from run_directory.position_overrides import meta_model, override
@@ -48,11 +48,7 @@ class LossPage:
         def resolve(changes: Sequence[str]) -> dict:
             return override(run.settings, [*overrides, *changes]).model.positions_record()
 
-        methods, _ = compatible_methods(
-            builtin_methods(),
-            run.settings.train_length,
-            resolve,
-        )
+        methods, _ = compatible_methods(run.settings.train_length, resolve)
         self.settings = {
             method.label: override(run.settings, [*overrides, *method.overrides])
             for method in methods

@@ -4,9 +4,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from data import DataError, GeneratedData, RunData
-from data.sampling.batches import BatchSampler, TrainingText
+from data.sampling.batches import BatchSampler, ItemSampler, RunSampler, TrainingText
 from data.sampling.exposure import EXPOSURE, Exposure, ExposureLedger, ExposureRule, read_exposure
-from data.sampling.item_batches import ItemSampler, RunSampler
 from errors import TrainingError
 from model import ModelSettings
 from run_directory.run import Run

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from data import RunData
 from data.files import with_keys
-from data.preparation.prepared import USE
+from data.prepared import USE
 from data.sampling.segments import Segment, chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError

@@ -1,7 +1,7 @@
 """Settings of training: stages, checkpoints, parallelism, validation, logging and step guards."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -166,12 +166,9 @@ class ParallelSettings(StrictSettings):
 class StopOnNonFinite(StrictSettings):
     """Stop before the update; the last checkpoint is unchanged."""
 
-    name: Literal["stop"] = "stop"
+    limit: ClassVar[int] = 0  # steps that may be skipped
 
-    @property
-    def limit(self) -> int:
-        """Steps that may be skipped."""
-        return 0
+    name: Literal["stop"] = "stop"
 
 
 class SkipNonFinite(StrictSettings):

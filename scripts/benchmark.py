@@ -61,7 +61,7 @@ from training.optimizer import Optimizer
 ROOT = Path(__file__).resolve().parent.parent
 MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
 HYBRID = (
-    str(ROOT / "configs" / "mixer" / "gated_deltanet.yaml"),
+    "configs/mixer/gated_deltanet.yaml",
     "model.layers=4",
     "model.pattern=[delta, delta, delta, near]",
     "model.kinds={delta: {}, near: {mixer: {name: attention}, position: {name: rope, window: 256}}}",
@@ -102,30 +102,35 @@ a step on one window of 2,048 tokens, and generation of one row, beside RoPE.
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model and of its training step; `words`: settings of train.py."""
+    """Sizes of a model and of its training step; `words`: arguments of train.py."""
 
-    words: tuple[str, ...]
+    words: str
     vocab: int
     length: int
     batch: int
 
 
-def _sizes(layers: int, dim: int, heads: int, kv_heads: int, ffn_dim: int) -> tuple[str, ...]:
-    return (
-        f"model.layers={layers}",
-        f"model.dim={dim}",
-        f"model.heads={heads}",
-        f"model.kv_heads={kv_heads}",
-        f"model.ffn_dim={ffn_dim}",
-    )
-
-
 SHAPES = {
-    "tiny": Shape(_sizes(1, 32, 2, 1, 32), 256, 64, 2),
-    "A": Shape(_sizes(4, 256, 8, 4, 688), 4096, 512, 8),
-    "B": Shape(_sizes(6, 288, 6, 6, 768), 32_000, 256, 8),
-    "125M": Shape((str(ROOT / "configs" / "base.yaml"),), 32_000, 1024, 32),
-    "1.1B": Shape((str(ROOT / "configs" / "1b.yaml"),), 32_000, 2048, 4),
+    "tiny": Shape(
+        "model.layers=1 model.dim=32 model.heads=2 model.kv_heads=1 model.ffn_dim=32",
+        vocab=256,
+        length=64,
+        batch=2,
+    ),
+    "A": Shape(
+        "model.layers=4 model.dim=256 model.heads=8 model.kv_heads=4 model.ffn_dim=688",
+        vocab=4096,
+        length=512,
+        batch=8,
+    ),
+    "B": Shape(
+        "model.layers=6 model.dim=288 model.heads=6 model.kv_heads=6 model.ffn_dim=768",
+        vocab=32_000,
+        length=256,
+        batch=8,
+    ),
+    "125M": Shape("configs/base.yaml", vocab=32_000, length=1024, batch=32),
+    "1.1B": Shape("configs/1b.yaml", vocab=32_000, length=2048, batch=4),
 }
 
 
@@ -164,12 +169,12 @@ class Workload:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16)
 
     def our_model(self) -> Transformer:
-        words = list(self.sizes.words)
+        words = self.sizes.words.split()
         scheme = self.variant.split()[0]
         if scheme == "hybrid":
             words += HYBRID
         elif scheme in MIXERS:
-            words += [str(ROOT / "configs" / "mixer" / f"{scheme}.yaml"), "model.kv_heads=null"]
+            words += [f"configs/mixer/{scheme}.yaml", "model.kv_heads=null"]
         elif scheme in SCHEMES:
             words.append(f"model.position.name={scheme}")
         if scheme == "learned":

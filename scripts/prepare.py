@@ -39,11 +39,6 @@ def parse() -> Namespace:
         "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
     )
     parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare every shard with its hash",
-    )
-    parser.add_argument(
         "-h", "--help", action="store_true", help="print this text and every setting of data"
     )
     options = parser.parse_args()
@@ -69,10 +64,6 @@ def main() -> None:
     prepared = prepare(settings.data, console, workers=options.workers)
     if old:  # for a new one, prepare() has printed the tables
         show(prepared.summary, console)
-    if options.verify:
-        for store in (prepared.train, prepared.valid):
-            store.verify()
-        console.info("the hashes of all shards match")
     print(prepared.folder)
 
 

@@ -11,7 +11,8 @@ from studies.results.stored import CONFIDENCE, SCHEME, TOLERANCE
 
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
 _NAME = re.compile(r"^\w[\w.+-]*$")
-Grid = dict[str, dict[str, list[str]]]
+Axis = Annotated[dict[str, list[str]], Field(min_length=1)]
+Grid = Annotated[dict[str, Axis], Field(min_length=1)]
 
 
 def _text(value: Any) -> str:
@@ -173,12 +174,8 @@ def _labels(axis: str, value: Any) -> Any:
 
 
 def _axis_problems(grid: Grid) -> list[str]:
-    if not grid:
-        return ["grid is empty: define at least one axis, such as seed: [0]"]
     problems = []
     for axis, labels in grid.items():
-        if not labels:
-            problems.append(f"grid.{axis} is empty: define at least one label")
         places = {f"grid.{axis}": axis} | {f"grid.{axis}.{label}": label for label in labels}
         for place, name in places.items():
             if not _LABEL.match(name):

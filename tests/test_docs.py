@@ -180,7 +180,6 @@ LONG = [
     "check",
     "run_harness",
     "plot_positions",
-    "plot_sweep",
     "reference",
     "sample",
     "serve",

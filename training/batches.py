@@ -7,8 +7,7 @@ from queue import SimpleQueue
 
 from torch import Tensor
 
-from data.sampling.batches import TENSORS, Batch
-from data.sampling.item_batches import RunSampler
+from data.sampling.batches import TENSORS, Batch, RunSampler
 from model import ContextShard, TokenPositions
 from run_directory.stages import Stage
 from training.parallel import Parallel

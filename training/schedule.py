@@ -23,7 +23,7 @@ class TrainingSchedule:
         t = settings.training
         self.stages = stages_of(settings)
         self.steps = settings.steps
-        self._lr_schedule = t.lr_schedule
+        self._lr_schedule = in_steps(t.lr_schedule, settings.steps)
         self._peaks = t.optimizer.rates
         self._micro_batch_tokens = (t.micro_batch_size or 0) * settings.train_length
 
@@ -56,8 +56,19 @@ class TrainingSchedule:
         return max(1, tokens // stage.length) if tokens else stage.batch_size
 
 
+def in_steps(schedule: ScheduleSettings, steps: int) -> ScheduleSettings:
+    """The schedule with its warm-up and decay as numbers of steps, not as shares of the run."""
+    changes = {"warmup": as_steps(schedule.warmup, steps)}
+    if isinstance(schedule, WsdSchedule):
+        # at least one step; a decay of 1 is the whole run
+        decay = steps if schedule.decay == 1 else as_steps(schedule.decay, steps)
+        changes["decay"] = max(1, decay)
+    return schedule.model_copy(update=changes)
+
+
 def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int) -> float:
-    """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates.
+    """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates, under a schedule
+    of `in_steps`.
 
     The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate, and
     the w-th has the peak. A decay over n updates then falls from the peak, at its first update,
@@ -67,7 +78,7 @@ def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int
     With a warm-up in steps, the rates before the decay do not depend on the length of the run, so
     runs of several lengths can share their first steps.
     """
-    warmup = as_steps(schedule.warmup, steps)
+    warmup = schedule.warmup
     if step < warmup:
         return peak * (step + 1) / warmup
     match schedule:
@@ -78,7 +89,5 @@ def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int
         case LinearSchedule():
             share = 1 - (step - warmup) / (steps - warmup)
         case WsdSchedule(decay=decay):
-            # at least one step; a decay of 1 is the whole run
-            decay_steps = max(1, steps if decay == 1 else as_steps(decay, steps))
-            share = min(1.0, (steps - step) / decay_steps)
+            share = min(1.0, (steps - step) / decay)
     return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * share)

@@ -12,8 +12,8 @@ import torch
 
 from data import GeneratedData, PreparedData, RunData, is_prepared
 from data.files import remove_drafts
+from data.sampling.batches import RunSampler
 from data.sampling.exposure import EXPOSURE, write_exposure
-from data.sampling.item_batches import RunSampler
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu

@@ -6,11 +6,11 @@ hash, so the same passage yields the same shingles in any document. All steps ar
 bytes: a Python loop would be slower than the tokenizer, and its threads would wait for each other.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
-from data.hashing import powers, range_hashes
 from data.sampling.random_draws import STEP, mixed
 
 WORDS = 13
@@ -24,6 +24,33 @@ FEWEST = 4  # with fewer sampled shingles, only identical text counts as a copy
 _CLASS = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
 _LOWER = np.arange(256, dtype=np.uint64)
 _LOWER[ord("A") : ord("Z") + 1] += 32
+_FACTOR = 0x5851F42D4C957F2D  # odd, hence invertible modulo 2**64
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
+
+
+def powers(base: int, n: int) -> np.ndarray:
+    """base**0 ... base**(n-1) modulo 2**64."""
+    out = np.full(n, base, dtype=np.uint64)
+    out[0] = 1
+    return np.multiply.accumulate(out)
+
+
+_power_table = functools.cache(powers)
+
+
+def range_hashes(
+    values: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+) -> np.ndarray:
+    """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset:
+    uint64."""
+    table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
+    prefix = np.zeros(len(values) + 1, dtype=np.uint64)
+    np.cumsum(values * _power_table(_FACTOR, table)[: len(values)], out=prefix[1:])
+    sums = prefix[stops] - prefix[starts]
+    sums = sums * _power_table(_INVERSE, table)[starts]
+    return mixed(sums + STEP)
 
 
 def words(text: str) -> tuple[np.ndarray, bool]:

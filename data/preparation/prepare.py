@@ -23,7 +23,16 @@ from data.files import locked, read_json, remove_drafts, write_json
 from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
-from data.preparation.prepared import (
+from data.preparation.spool import Spool, fill
+from data.preparation.summary import (
+    POINTS_ONLY_BELOW,
+    NullConsole,
+    report_few_held_out,
+    show,
+    split_summary,
+)
+from data.preparation.tokenizer_training import train_tokenizer
+from data.prepared import (
     FIRST,
     VALID,
     PreparedData,
@@ -34,15 +43,6 @@ from data.preparation.prepared import (
     open_prepared,
     prepared_folder,
 )
-from data.preparation.spool import Spool, fill
-from data.preparation.summary import (
-    POINTS_ONLY_BELOW,
-    NullConsole,
-    report_few_held_out,
-    show,
-    split_summary,
-)
-from data.preparation.tokenizer_training import train_tokenizer
 from data.sources import open_source
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import FilesSource

@@ -21,8 +21,7 @@ from data.sampling.positions import PositionedTokens
 from data.sampling.random_draws import below, bits, key_of
 
 if TYPE_CHECKING:
-    from data.sampling.batches import BatchSampler
-    from data.sampling.item_batches import ItemSampler
+    from data.sampling.batches import BatchSampler, ItemSampler
 
 EXPOSURE = "exposure.npz"
 # limit on pairs counted individually in a run: one to two seconds

@@ -1,4 +1,4 @@
-"""Task items as rows of a batch.
+"""Task items as rows of batches.
 
 A row is one item: inputs from the left, then padding, which is never a target. Padding follows the
 item, so that no token of the item attends to it.
@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
+from data.sampling.positions import (
+    IGNORED,
+    PlainPositions,
+    PositionDraws,
+    PositionedTokens,
+)
 from data.sampling.random_draws import NamedDraws, below, bits, key_of
 from data.tasks import SymbolItem, SymbolTask
 from data.tokenizers.tokenizer import BEGIN, SymbolTokenizer

@@ -2,8 +2,7 @@
 
 from data.data_settings import SourceSettings, TaskSource
 from data.sources.hub import Hub
-from data.sources.local import Files, Stdlib
-from data.sources.prepared_text import PreparedText
+from data.sources.local import Files, PreparedText, Stdlib
 from data.sources.synthetic import Filler, TaskDocuments
 from data.sources.text_source import Document, Source
 from data.text_settings import TextSettings

@@ -1,4 +1,5 @@
-"""Local files (plain text, code, jsonl, parquet), and the files of the Python standard library."""
+"""Local files (plain text, code, jsonl, parquet), the files of the Python standard library, and
+prepared text."""
 
 import fnmatch
 import hashlib
@@ -25,7 +26,9 @@ from data.sources.text_source import (
     from_record,
     utf8,
 )
-from data.text_settings import FilesSource
+from data.store import TokenStore
+from data.text_settings import FilesSource, PreparedSource
+from data.tokenizers import load_tokenizer
 from errors import DataError
 
 BLOCK = 1 << 20
@@ -202,6 +205,43 @@ class Stdlib(Source):
     def documents(self, start=0):
         for name in itertools.islice(self.files, start, None):
             yield decoded(name, (self.folder / name).read_bytes())
+
+
+class PreparedText(Source):
+    """Text of a finished preparation, decoded from its tokens."""
+
+    settings: PreparedSource
+
+    def __init__(self, settings: PreparedSource, place: str):
+        super().__init__(settings, place)
+        self.folder = Path(settings.path).expanduser()
+        self.label = self.folder.name
+
+    def check(self):
+        if not (self.folder / "prepared.json").is_file():
+            raise DataError(
+                f"{self.place}.path: {self.folder} has no prepared.json; set it to a folder of "
+                "scripts/prepare.py"
+            )
+
+    def fingerprint(self):
+        self.check()
+        return self._store().hash
+
+    def _store(self) -> TokenStore:
+        return TokenStore(self.folder / self.settings.split)
+
+    def documents(self, start=0):
+        store = self._store()
+        tokenizer = load_tokenizer(self.folder / "tokenizer")
+        names = store.names
+        clusters = store.clusters
+        for i in itertools.islice(range(store.n_documents), start, None):
+            yield checked(
+                names[i],
+                tokenizer.decode(store.document(i).tolist()),
+                clusters[i],
+            )
 
 
 def check_columns(wanted: list[str], columns: list[str], where: str) -> None:

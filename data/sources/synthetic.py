@@ -4,7 +4,7 @@ import hashlib
 import itertools
 
 from data.data_settings import TaskSource
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from data.sampling.random_draws import NamedDraws
 from data.sources.text_source import Document, Source
 from data.tasks import NO_TEXT, Haystacks, TaskContext, is_for

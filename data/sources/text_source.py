@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from data.text_settings import RecordSource
 
 

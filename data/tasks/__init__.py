@@ -9,10 +9,17 @@ from typing import Annotated
 from pydantic import Field
 
 from data.tasks.arithmetic import AdditionTask, ModularAdditionTask, ParityTask
-from data.tasks.haystack import Haystacks, is_for
 from data.tasks.items import NO_TEXT, Task, TaskContext, TaskItem
 from data.tasks.memory import AssociativeRecallTask, DyckTask, FlipFlopTask, IndirectIndexingTask
-from data.tasks.retrieval import HaystackTask, NeedleTask, PasskeyTask, RecallTask, VariablesTask
+from data.tasks.retrieval import (
+    Haystacks,
+    HaystackTask,
+    NeedleTask,
+    PasskeyTask,
+    RecallTask,
+    VariablesTask,
+    is_for,
+)
 from data.tasks.strings import CopyTask, CountingTask, MajorityTask, SelectiveCopyTask
 from data.tasks.symbols import CoupledTask, SymbolItem, SymbolTask
 

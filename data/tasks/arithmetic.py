@@ -1,7 +1,7 @@
 """Arithmetic on symbols: sums of digits modulo a number, parity, sums of decimal numbers."""
 
 from itertools import accumulate
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -55,6 +55,8 @@ class AdditionTask(CoupledTask):
     number. A scratchpad lists the carry, the two digits and the digit of the sum for each column,
     from the last: `0 9 8 7 1 0 4 5`, then `:` and the sum."""
 
+    choices: ClassVar[int] = 10
+
     name: Literal["addition"] = "addition"
     positions: Literal["plain", "coupled", "abacus"] = setting(
         "plain",
@@ -84,10 +86,6 @@ class AdditionTask(CoupledTask):
     @property
     def alphabet(self):
         return [*DIGITS, "+", EQUALS, ":", *(f"i{k}" for k in range(self.hints))]
-
-    @property
-    def choices(self):
-        return 10
 
     @property
     def longest(self):

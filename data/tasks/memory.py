@@ -1,6 +1,6 @@
 """Tasks that look symbols up in the context: flip-flop, recall, indirect indexing, brackets."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveInt, model_validator
 
@@ -12,6 +12,9 @@ from settings.fields import setting
 class FlipFlopTask(SymbolTask):
     """Read the bit that was written last (arXiv:2306.00946): `w 1 i 0 r` → `1`, with every read
     scored. Lengths count instructions, each with a bit. The first writes, the last reads."""
+
+    choices: ClassVar[int] = 2
+    shortest = 2
 
     name: Literal["flip_flop"] = "flip_flop"
     ignore: float = setting(
@@ -25,14 +28,6 @@ class FlipFlopTask(SymbolTask):
     @property
     def alphabet(self):
         return ["w", "r", "i", "0", "1"]
-
-    @property
-    def choices(self):
-        return 2
-
-    @property
-    def shortest(self):
-        return 2
 
     def make(self, draws, length):
         uniform = fractions(draws.bits("instructions", length)).tolist()
@@ -97,6 +92,8 @@ class IndirectIndexingTask(SymbolTask):
     """The symbol at a distance from a given one (arXiv:2509.10534): `4 9 1 7 ? 9 +2 =` → `7`, then
     further questions. Lengths count the symbols of the string, which are distinct."""
 
+    shortest = 2
+
     name: Literal["indirect_indexing"] = "indirect_indexing"
     symbols: int = setting(52, "number of symbols, 0, 1, 2, ...", ge=2)
     shift: PositiveInt = setting(10, "largest distance, to the left (-) or right (+)")
@@ -110,10 +107,6 @@ class IndirectIndexingTask(SymbolTask):
     @property
     def choices(self):
         return self.symbols
-
-    @property
-    def shortest(self):
-        return 2
 
     @property
     def longest(self):

@@ -1,7 +1,7 @@
 """Tasks on strings of symbols: copying, sorting, counting."""
 
 from collections import Counter
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
@@ -142,6 +142,8 @@ class CountingTask(SymbolTask):
     statements are drawn with weights 1 : 7 : 50, only variables that were set are incremented, up
     to 10, and the last statement prints one of them."""
 
+    choices: ClassVar[int] = MOST + 1
+
     name: Literal["counting"] = "counting"
     variables: int = setting(3, "number of variables", ge=1, le=26)
 
@@ -153,10 +155,6 @@ class CountingTask(SymbolTask):
     def alphabet(self):
         statements = [name + end for name in self.names for end in ("=0", "++")]
         return [*map(str, range(MOST + 1)), *self.names, *statements, "pass", "print"]
-
-    @property
-    def choices(self):
-        return MOST + 1
 
     def make(self, draws, length):
         attempt = 0

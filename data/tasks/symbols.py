@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 from data.sampling.random_draws import NamedDraws
 from data.tokenizers.tokenizer import END
@@ -38,6 +38,10 @@ class SymbolTask(StrictSettings):
     """Base class of tasks on symbols: their settings, and the items made from them. The length of a
     problem counts what the task's description says."""
 
+    shortest: ClassVar[int] = 1  # the smallest length
+    longest: ClassVar[int | None] = None  # the largest length; None: unlimited
+    has_positions: ClassVar[bool] = False  # whether items have positions other than 0, 1, 2, ...
+
     name: str
 
     @property
@@ -49,21 +53,6 @@ class SymbolTask(StrictSettings):
     @abstractmethod
     def choices(self) -> int:
         """The number of symbols that a uniform guess of one symbol of the answer chooses from."""
-
-    @property
-    def shortest(self) -> int:
-        """The smallest length."""
-        return 1
-
-    @property
-    def longest(self) -> int | None:
-        """The largest length; None: unlimited."""
-        return None
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether items have positions other than 0, 1, 2, ..."""
-        return False
 
     def size(self, length: int) -> int:
         """The number of symbols of an item of this length, `<end>` included."""

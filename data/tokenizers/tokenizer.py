@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.files import atomic, write_json
-from data.hashing import canonical_hash
+from data.files import atomic, canonical_hash, write_json
 from errors import DataError
 
 # beside the tokenizer's own file: its name, its hash and its control symbols

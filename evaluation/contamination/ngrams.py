@@ -14,12 +14,12 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from data.hashing import range_hashes
-from data.preparation.duplicates import CHARACTERS, WORDS
+from data.preparation.duplicates import CHARACTERS, WORDS, range_hashes
 
 VERSION = 3  # of the cache format: files of other versions are ignored
 BLOCK = 1 << 17  # tokens per block: bounds memory
@@ -65,16 +65,12 @@ class _FoldedCharacters(dict):
         return _SINGLE + character if _UNSPACED.match(character) else character
 
 
-class _WordHashes(dict):
-    """Folded word -> 64-bit hash, of its marks in canonical order."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= MOST_WORDS:
-            self.clear()
-        canonical = unicodedata.normalize("NFD", word.replace(_MARK, ""))
-        digest = hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=8)
-        self[word] = int.from_bytes(digest.digest(), "little")
-        return self[word]
+@lru_cache(MOST_WORDS)
+def _hash_of(word: str) -> int:
+    """64-bit hash of a folded word, of its marks in canonical order."""
+    canonical = unicodedata.normalize("NFD", word.replace(_MARK, ""))
+    digest = hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
 
 
 class PassageReader:
@@ -86,7 +82,6 @@ class PassageReader:
         self.size = np.array([len(piece) for piece in self.pieces], dtype=np.int64)
         self.between = len(self.pieces) - 1
         self.folded = _FoldedCharacters()
-        self.hashes = _WordHashes()
 
     def passages(
         self, store, after: Callable[[int], None] = lambda tokens: None
@@ -152,7 +147,7 @@ class PassageReader:
             starts = byte[character[starts]]
             ends = byte[character[ends - 1] + 1]
         weight = np.array([WORDS if word[0] == _SINGLE else CHARACTERS for word in words], np.int64)
-        hashes = np.array([self.hashes[word] for word in words], np.uint64)
+        hashes = np.array([_hash_of(word) for word in words], np.uint64)
         return hashes, weight, starts, ends - 1
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from data import Tokenizer
-from data.files import atomic
-from data.hashing import canonical_hash
+from data.files import atomic, canonical_hash
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings

@@ -14,7 +14,6 @@ from evaluation.diagnostics.attention_weights import (
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.plan import EvaluationPlan, fixed_plan
@@ -68,7 +67,7 @@ class AttentionSession(CellSession):
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
         result = AttentionResult(**fields, plan=plan)
         lengths = {length: length for length in plan.lengths}
-        super().__init__(result, lengths, None, console, EvaluationRanks())
+        super().__init__(result, lengths, None, console)
         if plan.note:
             self.warn(plan.note)
         self.title = f"attention in {len(result.unit)} windows"
@@ -117,13 +116,7 @@ class AttentionSession(CellSession):
             )
             parts.append(sample)
             advance(len(rows) / len(tokens))
-        return merged(parts)
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
         self.result.seen[cell.where] = values
-
-
-def merged(parts: list[AttentionSample]) -> AttentionSample:
-    """The windows of several batches as one."""
-    values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-    return AttentionSample(values, max(part.mismatch for part in parts))

@@ -3,12 +3,10 @@ attention.
 
 Hooks receive the views, values and scale of each layer's kernel (`Transformer.forward(hooks=)`) and
 compute the weights of the same pairs in blocks of queries, so memory is linear in the length.
-`mismatch` is the largest difference of the output of these weights from the kernel's.
 """
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -29,12 +27,9 @@ MEASURES = {
     "entropy_relative": "entropy / ln(visible keys): 1 is uniform",
     "first_token": "mass on the first token of the window",
     "mass_beyond": "mass at distances of the trained length and more",
-    "mass_lost": "weight on no key: on a sink logit, or dropped",
     "logit_std": "standard deviation of the logits over the visible keys, bias included",
     "logit_max": "largest logit of a query",
     "reach_90": "distance that contains 90% of the mass, tokens",
-    "distance_mean": "mean distance of the mass, tokens",
-    "keys": "visible keys of a query",
 }
 
 
@@ -49,19 +44,10 @@ def bucket_edges(longest: int, trained_length: int) -> list[int]:
     return [*sorted(edge for edge in edges if edge < longest), longest]
 
 
-@dataclass(frozen=True)
-class AttentionSample:
-    """Measures of windows; float64 tensors on the CPU, NaN for undefined values.
-
-    Attributes:
-        values: name of a measure -> (B, layers, H), the mean over the queries; by_distance and
-            visible (B, layers, H, buckets): the mass, and the share of visible keys, which is the
-            mass of uniform attention, in each bucket of distance.
-        mismatch: largest |weights·values − output of the model's kernel|.
-    """
-
-    values: dict[str, Tensor]
-    mismatch: float
+# Measures of windows; float64 tensors on the CPU, NaN for undefined values: name of a measure ->
+# (B, layers, H), the mean over the queries; by_distance and visible (B, layers, H, buckets): the
+# mass, and the share of visible keys, which is the mass of uniform attention, by distance.
+AttentionSample = dict[str, Tensor]
 
 
 class AttentionRecorder:
@@ -77,7 +63,6 @@ class AttentionRecorder:
         self.trained_length = trained_length
         # numerators, denominators
         self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(layers)]
-        self.mismatch = 0.0
 
     def hooks(self) -> list[AttentionHook]:
         return [functools.partial(self._record, layer) for layer in range(len(self.sums))]
@@ -97,8 +82,6 @@ class AttentionRecorder:
         for start in range(0, mask.queries, size):
             stop = min(start + size, mask.queries)
             block = attention_details(views, v, scale, normalizer, start, stop, logits=True)
-            off = (block.output - out[:, :, start:stop].to(block.output.dtype)).abs().max()
-            self.mismatch = max(self.mismatch, float(off))
             b, _, i, j = mask.indices(start, stop, block.keys)
             distance = mask.separation(b, i, j)[:1]  # the same in every row of a plain batch
             for name, (value, count) in self._measured(block, distance, start).items():
@@ -137,12 +120,9 @@ class AttentionRecorder:
             "entropy_relative": (entropy / uniform_entropy, attends & (keys > 1)),
             "first_token": ((weights * is_first).sum(-1), every),
             "mass_beyond": ((weights * is_beyond).sum(-1), every),
-            "mass_lost": ((1 - total).clamp(min=0), every),
             "logit_std": (_variance(logits, finite).sqrt(), has_logits),
             "logit_max": (highest, has_logits),
             "reach_90": (_reach(shares, distance), attends),
-            "distance_mean": ((shares * distance).sum(-1), attends),
-            "keys": (keys, every),
         }
         out = {}
         for name, (values, counted) in measured.items():
@@ -165,7 +145,7 @@ class AttentionRecorder:
                 total, count = sums[name]
                 by_layer.append((total.double() / count).cpu())
             values[name] = torch.stack(by_layer, dim=1)
-        return AttentionSample(values, self.mismatch)
+        return values
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:

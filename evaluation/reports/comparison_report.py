@@ -1,6 +1,5 @@
 """Report of several runs on the same targets: losses and paired differences from the first run."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from evaluation.reports.loss_report import (
     UNDERTRAINED,
     LossResults,
     bars_note,
-    columns_of,
     details,
     differences,
     loss_figure,
@@ -22,11 +20,11 @@ from evaluation.reports.loss_report import (
 from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
+from evaluation.statistics.analysis import add_levels
 from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
+from evaluation.statistics.verdicts import pooled
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
-NUMBERS = ("nll", "perplexity", "bits_per_byte")
 
 
 def comparison_report(
@@ -86,18 +84,14 @@ def comparison_report(
     )
     _add_losses(r, entries)
     record["family"] = r.difference_family
-    record["cells"] = [
+    record["runs"] = [
         {
-            "run": result.subject.name,
-            "method": method.label,
-            "step": result.subject.step,
-            "checkpoint_hash": result.subject.checkpoint_hash,
-            "train_length": result.subject.trained_length,
-            "length": length,
-            **columns_of(r.table, label, length, ("difference",), NUMBERS),
+            "run": run.subject.name,
+            "step": run.subject.step,
+            "checkpoint_hash": run.subject.checkpoint_hash,
+            "train_length": run.subject.trained_length,
         }
-        for label, (result, method) in entries.items()
-        for length in r.lengths
+        for run in results
     ]
     over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
     text = FigureText(
@@ -139,21 +133,12 @@ def _add_losses(r: LossResults, entries: Entries) -> None:
     first, method = next(iter(entries.values()))
     changes = {}
     for label, (result, own) in entries.items():
+        add_levels(r.table, result, own.label, label)
         for length in r.lengths:
-            cell = (own.label, length)
             base = first.nll.get((method.label, length))
-            nll = result.nll.get(cell)
-            if nll is None:
-                reason = result.absent.get(cell) or result.failed.get(cell) or ""
-                r.table.add(label, "failure", math.nan, length, note=reason)
-                continue
-            r.table.add(label, "nll", pooled(nll), length)
-            r.table.add(label, "perplexity", perplexity(nll), length)
-            bits = bits_per_byte(nll, result.n_bytes)
-            if bits is not None:
-                r.table.add(label, "bits_per_byte", bits, length)
+            nll = result.nll.get((own.label, length))
             # truncation to the trained length changes nothing there: it is the same array
-            if base is not None and nll is not base:
+            if base is not None and nll is not None and nll is not base:
                 changes[label, length] = unit_means(nll - base, first.unit)
     r.difference_family = max(1, len(changes))
     for (label, length), change in changes.items():

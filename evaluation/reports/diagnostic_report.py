@@ -1,7 +1,7 @@
 """Reports of `protocol: attention` and `protocol: generation`.
 
 results.json of attention, in addition to `protocol`, `trained_length`, `checkpoint_hash` and the
-like, and to `absent` (method, length, reason: cells without numbers):
+like, and to `not_measured` (method, length, reason: cells without numbers):
 
     cells        flat: method, length, layer, head, measure, value, low, high. head null: the mean
                  over the layer's heads; layer null too: over all layers. low and high, where head
@@ -9,7 +9,6 @@ like, and to `absent` (method, length, reason: cells without numbers):
                  The measures are in `measures`; one that does not exist for a cell has no row.
     by_distance  method, length, layer, head (null as above), edges (buckets + 1), mass (of each
                  bucket), and uniform: the mass of uniform attention over the visible keys.
-    mismatch     largest |weights·values − output of the model's own kernel| over all cells.
 
 The metrics of results.csv are the measures, and mass and uniform_mass of a layer by distance (`at`,
 `until`); `where` is a layer and head, empty for means over all of them.
@@ -32,19 +31,19 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from evaluation.diagnostics import attention_weights, repetition
+from evaluation.diagnostics import attention_weights, generation
 from evaluation.diagnostics.attention import AttentionResult
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult
 from evaluation.diagnostics.generation import REAL, GenerationResult
 from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.document import ReportTable
-from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats, not_measured
+from evaluation.reports.evaluation_report import EvaluationReport, basis, report_of
 from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
-from evaluation.reports.reported_results import ReportedResults, method_variants, metrics_table
+from evaluation.reports.reported_results import ReportedResults, metrics_table
 from evaluation.reports.results_files import clean
 from evaluation.reports.text import counted
-from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
 
@@ -70,7 +69,7 @@ MEAN = "mean"
 UNIFORM = "uniform attention"
 
 
-def report_of(
+def diagnostic_report(
     result: DiagnosticResult,
     record: dict,
     rows: Callable,
@@ -78,29 +77,14 @@ def report_of(
     title: str,
 ) -> EvaluationReport:
     """A report whose sentences and tables are still missing."""
-    units = len(np.unique(result.unit))
-    record = {
+    common = {
         **basis(result),
         "documents": result.documents,
-        "units": units,
+        "unit_count": len(np.unique(result.unit)),
         "unit": result.unit_kind,
         "bos": result.settings.bos,
-        "absent": not_measured(result),
-        **record,
     }
-    record = clean(record, DIGITS)
-    r = ReportedResults(
-        title=result.subject.name,
-        variants=method_variants(method.label for method in result.methods),
-        facts=record,
-        table=ResultsTable(rows(record)),
-    )
-    return EvaluationReport(
-        name=name,
-        title=f"{title} {r.title}",
-        results=r,
-        caveats=caveats(units, result.unit_kind, {"": result}),
-    )
+    return report_of(result, clean(common | record, DIGITS), rows, name, title)
 
 
 def flat_rows(record: dict) -> Iterator[ResultRow]:
@@ -181,9 +165,8 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         "measures": attention_weights.MEASURES,
         "cells": list(measure_cells(result)),
         "by_distance": list(distance_cells(result)),
-        "mismatch": max((sample.mismatch for sample in result.seen.values()), default=None),
     }
-    report = report_of(result, record, attention_rows, name, "Attention of")
+    report = diagnostic_report(result, record, attention_rows, name, "Attention of")
     r = report.results
     report.verdict = attention_verdict(r)
     report.details = [
@@ -211,7 +194,7 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
     for (method, length), sample in result.seen.items():
         for measure in attention_weights.MEASURES:
-            for place, part in places(sample.values[measure]):
+            for place, part in places(sample[measure]):
                 cell = {"method": method, "length": length, **place, "measure": measure}
                 if place["head"] is None:
                     by_window = part.nanmean((1, 2)).numpy()
@@ -225,8 +208,8 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
 def distance_cells(result: AttentionResult) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
     for (method, length), sample in result.seen.items():
-        masses = places(sample.values["by_distance"])
-        uniform = places(sample.values["visible"])
+        masses = places(sample["by_distance"])
+        uniform = places(sample["visible"])
         for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
             yield {
                 "method": method,
@@ -342,14 +325,14 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
         "targets_hash": result.targets_hash,
         "prompts": len(result.unit),
         "edges": result.edges,
-        "measures": repetition.MEASURES,
+        "measures": generation.MEASURES,
         "cells": list(generation_cells(result)),
         "samples": [
             {"method": method, "source": source, "text": text}
             for (method, source), text in result.text.items()
         ],
     }
-    report = report_of(result, record, flat_rows, name, "Text generated by")
+    report = diagnostic_report(result, record, flat_rows, name, "Text generated by")
     r = report.results
     report.verdict = generation_verdict(r)
     report.details = [

@@ -1,7 +1,7 @@
 """The report of one evaluation of any kind: its long table, a record, sentences, tables and
 figures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,15 +12,16 @@ from data.files import write_text
 from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text
 from evaluation.reports.figures import save
-from evaluation.reports.reported_results import ReportedResults
+from evaluation.reports.reported_results import ReportedResults, method_variants
 from evaluation.reports.results_files import write_clean_json, write_results
 from evaluation.reports.text import counted
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.methods import name_of
 from evaluation.scoring.session import MeasuredCells
 
 DOWNLOADS = {
     "results.csv": "all numbers",
-    "results.json": "all numbers, settings and provenance",
+    "results.json": "settings, provenance and numbers by unit",
 }
 
 
@@ -121,17 +122,9 @@ def caveats(
     return lines + list(dict.fromkeys(remarks))
 
 
-def not_measured(result: MeasuredCells) -> list[dict]:
-    """The cells without numbers, for results.json."""
-    reasons = result.absent | result.failed
-    return [
-        {"method": method, "length": length, "reason": reason}
-        for (method, length), reason in reasons.items()
-    ]
-
-
 def basis(result: MeasuredCells) -> dict:
-    """The settings, methods and hashes that the numbers of a `result` depend on."""
+    """The settings, methods and hashes that the numbers of a `result` depend on, and the cells
+    without numbers."""
     facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
     return {
         "protocol": result.settings.protocol,
@@ -151,4 +144,35 @@ def basis(result: MeasuredCells) -> dict:
             }
             for method in result.methods
         },
+        "not_measured": [
+            {"method": method, "length": length, "reason": reason}
+            for (method, length), reason in (result.absent | result.failed).items()
+        ],
     }
+
+
+def report_of(
+    result: MeasuredCells,
+    record: dict,
+    rows: Callable[[dict], Iterable[ResultRow]],
+    name: str,
+    title: str,
+) -> EvaluationReport:
+    """The report of a run under its methods, without sentences, tables and figures yet.
+
+    Args:
+        record: of `unit_count` independent units of the kind `unit`.
+        rows: the long table of a record.
+    """
+    r = ReportedResults(
+        title=result.subject.name,
+        variants=method_variants(method.label for method in result.methods),
+        facts=record,
+        table=ResultsTable(rows(record)),
+    )
+    return EvaluationReport(
+        name=name,
+        title=f"{title} {r.title}",
+        results=r,
+        caveats=caveats(record["unit_count"], record["unit"], {"": result}),
+    )

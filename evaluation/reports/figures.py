@@ -294,13 +294,6 @@ def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
     )
 
 
-def power_of_ten(value: float) -> str:
-    """`10⁻⁴`, without mathtext."""
-    return "10" + str(round(math.log10(value))).translate(
-        str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-    )
-
-
 def save(
     figure: Figure,
     folder: Path,

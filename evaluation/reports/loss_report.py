@@ -51,9 +51,7 @@ from evaluation.statistics.verdicts import INCONCLUSIVE, POINTS_ONLY
 
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 TONES = {"held": "good", "broken": "bad"}
-# metrics of a cell of results.json, with and without intervals
-INTERVALS = ("nll", "delta", "gain", "gain_per_doubling")
-NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "bfloat16_minus_float32")
+NUMBERS = ("nll", "bits_per_byte", "bfloat16_minus_float32")  # of a cell of results.json
 
 
 @dataclass(kw_only=True)
@@ -158,7 +156,7 @@ def overview(r: LossResults) -> ReportTable:
         if is_judged:
             gain = r.table.get(name, "delta", r.lengths[-1])
             row.append(verdict_cell(r, name))
-            row.append(NONE if gain is None else gain_cell(gain, marked=False))
+            row.append(NONE if gain is None else interval_text(gain.negated))
         rows.append(row)
     if r.unigram is not None:
         notes.append(f"Unigram model: {r.unigram:.3f}.")
@@ -193,9 +191,9 @@ def differences(r: LossResults) -> ReportTable:
     return pivot(r.against, rows, difference_cell, index=index, note=note)
 
 
-def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
+def gain_cell(row: ResultRow) -> Cell:
     """The net gain of a change, with its verdict."""
-    word = f"{row.verdict} " if marked and row.verdict != POINTS_ONLY else ""
+    word = f"{row.verdict} " if row.verdict != POINTS_ONLY else ""
     return TableCell(word + interval_text(row.negated), TONES.get(row.verdict, ""))
 
 
@@ -444,41 +442,17 @@ def reference(result: EvaluationResult, r: LossResults) -> list[str]:
     return lines
 
 
-def columns_of(
-    table: ResultsTable,
-    name: str,
-    length: int,
-    intervals: Sequence[str],
-    numbers: Sequence[str],
-) -> dict:
-    """The numbers of one variant at one length as results.json has them: None for those that do not
-    exist."""
-    columns = {}
-    for metric in (*intervals, *numbers):
-        row = table.get(name, metric, length)
-        columns[metric] = row and row.value
-        if metric in intervals:
-            columns[f"{metric}_low"] = row and row.low
-            columns[f"{metric}_high"] = row and row.high
-    failure = table.get(name, "failure", length)
-    return columns | {"failure": failure and failure.note}
-
-
 def cell_of(result: EvaluationResult, table: ResultsTable, method: str, length: int) -> dict:
-    """One method at one length in results.json, with no change up to the trained length."""
-    columns = columns_of(table, name_of(method), length, INTERVALS, NUMBERS)
-    delta = table.get(name_of(method), "delta", length)
-    verdict = (delta and delta.verdict) or None
-    if verdict is None:
-        columns |= dict.fromkeys(("delta", "delta_low", "delta_high", "delta_upper_one_sided"))
+    """One method at one length in results.json: what a study reads, besides the scheme."""
+    cell = (method, length)
     return {
         "method": method,
         "length": length,
-        **columns,
-        "verdict": verdict,
+        **{metric: table.value(name_of(method), metric, length) for metric in NUMBERS},
+        "failure": result.absent.get(cell) or result.failed.get(cell),
         "scheme": describe_scheme(result, method, length),
-        "exists": (method, length) not in result.absent,
-        "unit_nll": by_unit(result, result.nll.get((method, length))),
+        "exists": cell not in result.absent,
+        "unit_nll": by_unit(result, result.nll.get(cell)),
     }
 
 

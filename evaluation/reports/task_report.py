@@ -8,7 +8,7 @@ accuracy_by_distance, whose `at` is a depth, or tokens before the question.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,16 +21,11 @@ from evaluation.reports.charts import (
     styles_of,
 )
 from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats, not_measured
+from evaluation.reports.evaluation_report import EvaluationReport, basis, report_of
 from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.reported_results import (
-    ReportedResults,
-    melted,
-    method_variants,
-    metrics_table,
-)
+from evaluation.reports.reported_results import ReportedResults, melted, metrics_table
 from evaluation.reports.text import counted, percent, with_ends
-from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.scoring.session import MeasuredCells
 from evaluation.statistics.binomial import wilson
@@ -38,7 +33,7 @@ from evaluation.tasks.item_session import ItemResult
 from evaluation.tasks.task_analysis import (
     ABOVE_CHANCE,
     UNDECIDED,
-    TaskAnalysis,
+    analyse_tasks,
     unit_interval,
 )
 from evaluation.tasks.task_session import TaskResult
@@ -53,9 +48,9 @@ METRICS = {
 }
 
 
-def task_report(result: TaskResult, analysis: TaskAnalysis, name: str = "task") -> EvaluationReport:
+def task_report(result: TaskResult, name: str = "task") -> EvaluationReport:
     """Of a task in text."""
-    report = report_of(result, record_of(result, analysis), name)
+    report = report_by_task(result, text_record(result), name)
     if result.drawn.count < CLAIM_ITEMS:
         report.details.append(
             f"{result.drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
@@ -65,43 +60,33 @@ def task_report(result: TaskResult, analysis: TaskAnalysis, name: str = "task") 
 
 def item_report(result: ItemResult, name: str) -> EvaluationReport:
     """Of a task on symbols."""
-    report = report_of(result, item_record(result), name)
+    report = report_by_task(result, item_record(result), name)
     least, most = report.results.facts["trained_lengths"]
     trained = f"{most}" if least == most else f"{least}–{most}"
     report.details.append(f"Trained on lengths {trained}.")
     return report
 
 
-def report_of(result: MeasuredCells, record: dict, name: str) -> EvaluationReport:
-    r = ReportedResults(
-        title=result.subject.name,
-        variants=method_variants(method.label for method in result.methods),
-        facts=record,
-        table=ResultsTable(task_rows(record)),
-    )
-    first, *more = task_tables(r)
+def report_by_task(result: MeasuredCells, record: dict, name: str) -> EvaluationReport:
+    record = {**basis(result), "task": result.facts["task"], **record}
+    report = report_of(result, record, task_rows, name, f"{task_title(record)}:")
+    r = report.results
     kind = record["unit"]
     level = f"{100 * result.settings.confidence:g}%"
-    details = (
+    report.verdict = task_verdict(r)
+    report.details = [
         f"{counted(record['unit_count'], kind)}; intervals by length: {level} over {kind}s, "
         f"simultaneous over {record['family']} methods and lengths. They describe this checkpoint, "
         "not the positional scheme."
-    )
-    return EvaluationReport(
-        name=name,
-        title=f"{task_title(r)}: {r.title}",
-        results=r,
-        verdict=task_verdict(r),
-        details=[details],
-        caveats=caveats(record["unit_count"], kind, {"": result}),
-        tables=[first],
-        more_tables=more,
-        draw=lambda: figures_of(r),
-    )
+    ]
+    first, *report.more_tables = task_tables(r)
+    report.tables = [first]
+    report.draw = lambda: figures_of(r)
+    return report
 
 
-def task_title(r: ReportedResults) -> str:
-    return r.facts["task"].capitalize().replace("_", " ")
+def task_title(record: Mapping) -> str:
+    return record["task"].capitalize().replace("_", " ")
 
 
 def figures_of(r: ReportedResults) -> dict[str, Figure]:
@@ -116,34 +101,23 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
 # results.json.
 
 
-def common_record(result: MeasuredCells) -> dict:
-    return {
-        **basis(result),
-        "task": result.facts["task"],
-        "not_measured": not_measured(result),
-    }
-
-
-def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
+def text_record(result: TaskResult) -> dict:
     """Of a task in text."""
     drawn = result.drawn
     return {
-        **common_record(result),
         "items": drawn.count,
         "candidates": drawn.candidates,
         "chance": drawn.chance,
-        "unit_count": analysis.units,
+        "unit_count": len(np.unique(drawn.unit)),
         "unit": drawn.unit_kind,
-        "family": analysis.family,
+        "family": len(result.answers),
         "haystack": result.facts["haystack"],
         "bos": drawn.bos is not None,
         "items_hash": drawn.hash,
         "task_settings": drawn.task.model_dump(mode="json"),
         "lengths": drawn.lengths,
         "units": {"kind": drawn.unit_kind, "names": drawn.unit_names},
-        "cells": analysis.rows,
-        "by_depth": analysis.by_depth,
-        "by_distance": analysis.by_distance,
+        **analyse_tasks(result),
         "per_item_nll": result.files,
     }
 
@@ -152,7 +126,6 @@ def item_record(result: ItemResult) -> dict:
     """Of a task on symbols."""
     drawn = result.drawn.values()
     return {
-        **common_record(result),
         "trained_lengths": list(result.subject.settings.data.source.bounds),
         "items": result.settings.items,
         "chance": max(each.chance(result.task.choices) for each in drawn),
@@ -256,7 +229,7 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
     """A row per variant and length; and accuracy by depth."""
     length = {"length": lambda row: length_text(r, row)}
     by_depth = r.table.select("accuracy_by_depth")
-    title = f"{task_title(r)}: {r.subtitle}, chance {_chance(r)}"
+    title = f"{task_title(r.facts)}: {r.subtitle}, chance {_chance(r)}"
     return [
         metrics_table(r, title, METRICS, task_cell, length),
         pivot(
@@ -292,7 +265,7 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
     rows += [row._replace(seed=thin) for row in r.table.select(thin)]  # drawn as single seeds are
     panel = length_panel(rows, styles, axis, y=METRICS[bold], levels=chance, share=True, top=1.0)
-    text = FigureText(f"{task_title(r)}: {METRICS[bold]} by length", r.subtitle, note)
+    text = FigureText(f"{task_title(r.facts)}: {METRICS[bold]} by length", r.subtitle, note)
     return panels([panel], text, x="length (log scale)")
 
 
@@ -300,7 +273,7 @@ def place_figure(r: ReportedResults, name: str) -> Figure:
     """Two grids over the lengths: by depth, and by tokens between answer and question."""
     lengths = r.table.lengths("accuracy")
     text = FigureText(
-        f"{task_title(r)}, {name}: accuracy by place of the answer",
+        f"{task_title(r.facts)}, {name}: accuracy by place of the answer",
         f"{r.subtitle}; in %, chance {_chance(r)}; trained at {r.trained_length:,}",
         "In brackets: Wilson's interval of each cell.",
     )

@@ -26,7 +26,6 @@ from evaluation.reports.figures import (
     Panel,
     mark,
     panels,
-    power_of_ten,
 )
 from evaluation.schemes import curves
 from evaluation.schemes.curves import SchemeShape
@@ -49,7 +48,6 @@ HE_XU = {
 DISTANCE = "distance $d$, tokens"
 DASHES = ((0, ()), (0, (6, 1.6)), (0, (2, 2)), (0, (7, 1.6, 1.6, 1.6)))
 FEW = 64  # up to this many points are drawn as markers
-SHADED = "#F4F4F4"
 PALE = "#CFCFCF"
 CENTERED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
 
@@ -317,68 +315,38 @@ def angles(ask: FigureRequest) -> FigureSpec:
 
 def wavelengths(ask: FigureRequest) -> FigureSpec:
     length = ask.shape.train_length
-    spectra = {}
+    names = {}
     rows = []
     built = ask.chosen(lambda: {f"base {plainly(theta)}": ask.rope(theta) for theta in ask.thetas})
     for label, scheme in built.items():
         tokens = curves.wavelengths(scheme, length)
-        longer = int((tokens > length).sum())
-        spectra[f"{label}: {longer} of {len(tokens)}"] = tokens.numpy()
+        names[label] = f"{label}: {int((tokens > length).sum())} of {len(tokens)}"
         rows += [(label, k, wave, wave <= length) for k, wave in enumerate(tokens.tolist())]
-    text = _text(
-        f"Pairs without a full rotation within {length:,} tokens of training",
-        f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer "
-        f"wavelengths.",
-    )
-    figure = panels([wavelength_panel(spectra, length)], text)
-    return FigureSpec(figure, ("scheme", "pair", "wavelength_tokens", "whole_turn"), rows)
-
-
-def wavelength_panel(spectra: dict[str, np.ndarray], length: int) -> Panel:
-    """Wavelength of each pair: filled where it makes a whole turn within `length` tokens, hollow
-    where not. Pairs without rotation have no point."""
-    drawn = []
-    for n, (label, tokens) in enumerate(spectra.items()):
-        rotating = np.flatnonzero(np.isfinite(tokens))
-        is_longer = tokens[rotating] > length
-        for hollow in (False, True):
-            pairs = rotating[is_longer == hollow]
-            if not len(pairs):
-                continue
-            curve = Curve(
-                label if pairs[-1] == rotating[-1] else "",
-                pairs,
-                tokens[pairs],
-                COLOURS[n % len(COLOURS)],
-                dash="",
-                marker="os^Dv"[n % 5],
-                size=3.8 if hollow else 4.7,
-                hollow=hollow,
-                order=4,
-            )
-            drawn.append(curve)
 
     def scales(axes: Axes) -> None:
-        values = np.concatenate([[float(length)], *(curve.y for curve in drawn)])
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
-        axes.set_ylim(values.min() / 2, values.max() * 2)
-        axes.set_xlim(-1, max(map(len, spectra.values())))
-        axes.axhspan(length, values.max() * 2, color=SHADED, zorder=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.axhline(length, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-        axes.annotate(
-            f"trained length {length:,}",
-            xy=(0, length),
-            xytext=(5, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=SOFT,
-            fontsize=8.5,
-        )
+        axes.margins(x=0.03)
 
-    y = r"wavelength $2\pi/\theta_k$, tokens"
-    return Panel(drawn, x="pair $k$, fastest first", y=y, scales=scales, height=3.3)
+    return draw(
+        ("scheme", "pair", "wavelength_tokens", "whole_turn"),
+        rows,
+        _text(
+            f"Pairs without a full rotation within {length:,} tokens of training",
+            f"{ask.shape.dim} features a head. Counted on the right: wavelengths above the dotted "
+            "line, the trained length.",
+        ),
+        "pair $k$, fastest first",
+        r"wavelength $2\pi/\theta_k$, tokens",
+        label="scheme",
+        at=("pair", "wavelength_tokens"),
+        name=names.__getitem__,
+        marked=True,
+        scales=scales,
+        height=3.3,
+    )
 
 
 def biases(ask: FigureRequest) -> FigureSpec:

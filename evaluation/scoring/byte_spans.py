@@ -12,9 +12,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.chosen_targets import ChosenTargets
+from evaluation.scoring.plan import ChosenTargets
 from evaluation.scoring.windows import TargetWindows
 
 WHITE = np.array(list(b" \t\n\r\v\f"))

@@ -12,9 +12,8 @@ from evaluation.contamination.screening import Screening
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, lost_process
-from evaluation.scoring.chosen_targets import ChosenTargets
 from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
-from evaluation.scoring.plan import EvaluationPlan, raw_bytes, truncation_step
+from evaluation.scoring.plan import ChosenTargets, EvaluationPlan, raw_bytes, truncation_step
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.scoring import (
     CellFailed,
@@ -117,7 +116,7 @@ class EvaluationSession(CellSession):
             screening=targets.screening,
         )
         lengths = {length: length for length in self.plan.lengths}
-        super().__init__(result, lengths, cells, console, ranks or EvaluationRanks())
+        super().__init__(result, lengths, cells, console, ranks)
         notes = [targets.screening.unchecked, _sinks(result)]
         result.notes = list(filter(None, notes))
         self.title = f"{self.plan.n_targets:,} targets"

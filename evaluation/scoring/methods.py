@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -34,14 +35,13 @@ def name_of(method: str) -> str:
     return "as trained" if method == TRAINED else method
 
 
+@cache
 def builtin_methods() -> dict[str, list[str]]:
     """The methods of configs/evaluation/methods.yaml: label -> overrides."""
     return yaml.safe_load(BUILTIN.read_text(encoding="utf-8"))
 
 
-def resolve_methods(
-    asked: list[str] | dict[str, list[str]], builtin: dict[str, list[str]], trained_length: int
-) -> list[Method]:
+def resolve_methods(asked: list[str] | dict[str, list[str]], trained_length: int) -> list[Method]:
     """The methods of an evaluation in order; `trained`, the reference, is added if it is missing.
 
     `{train_length}` in an override is replaced by the run's trained length, `{train_length-4}` by
@@ -49,6 +49,7 @@ def resolve_methods(
     unknown label, or for overrides under a label with a fixed meaning.
     """
     if isinstance(asked, list):
+        builtin = builtin_methods()
         for label in asked:
             if label not in builtin:
                 raise EvaluationError(
@@ -70,7 +71,7 @@ def resolve_methods(
 
 
 def compatible_methods(
-    builtin: dict[str, list[str]], trained_length: int, resolve: Callable[[Sequence[str]], dict]
+    trained_length: int, resolve: Callable[[Sequence[str]], dict]
 ) -> tuple[list[Method], dict[str, str]]:
     """The built-in methods that apply to this checkpoint, and the reason why each of the others
     does not.
@@ -81,7 +82,7 @@ def compatible_methods(
     methods = []
     left_out = {}
     seen = {}
-    for method in resolve_methods(list(builtin), builtin, trained_length):
+    for method in resolve_methods(list(builtin_methods()), trained_length):
         try:
             scheme = json.dumps(resolve(method.overrides), sort_keys=True)
         except ValueError as error:

@@ -1,11 +1,14 @@
-"""Plan an evaluation: the windows of every length, and the counted targets."""
+"""Choose the targets of an evaluation: what is excluded from the text, the windows of every length,
+and the counted targets."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data.hashing import canonical_hash
+from data import Tokenizer
+from data.files import canonical_hash
 from errors import EvaluationError
+from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
 from evaluation.scoring.targets import (
@@ -23,6 +26,7 @@ from evaluation.scoring.windows import (
     sliding_windows,
     truncated_windows,
 )
+from evaluation.stores import EvaluationStores
 
 
 @dataclass(frozen=True)
@@ -192,3 +196,30 @@ def raw_bytes(
         if int(size[text.store.document(document)].sum()) != raw:
             return None
     return int(size[ids].sum()) if (size[ids] > 0).all() else None
+
+
+@dataclass(frozen=True)
+class ChosenTargets:
+    """The targets of one run. `stores`: the text to read, and the text the model was trained on,
+    which gives the unigram baseline; passages that both share are excluded."""
+
+    stores: EvaluationStores
+    tokenizer: Tokenizer
+    text: EvaluationText
+    plan: EvaluationPlan
+    screening: Screening
+
+
+def choose_targets(
+    settings: EvaluationSettings,
+    stores: EvaluationStores,
+    tokenizer: Tokenizer,
+    trained_length: int,
+    console=None,
+) -> ChosenTargets:
+    """Raises EvaluationError if too little text remains."""
+    shared = shared_text(settings.contamination, stores, tokenizer, console)
+    text = EvaluationText(stores.read, settings.bos, tokenizer.bos_id, shared.rows)
+    plan = make_plan(settings, text, tokenizer.hash, trained_length)
+    screening = screen(shared, text, plan.truncated, plan.candidates)
+    return ChosenTargets(stores, tokenizer, text, plan, screening)

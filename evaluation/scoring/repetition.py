@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import EvaluationError
 from evaluation.scoring.targets import draw_integer
 from evaluation.scoring.text import EvaluationText

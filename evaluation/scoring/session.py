@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import atomic
-from data.hashing import canonical_hash
+from data.files import atomic, canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.forecast import choose_batch, memory_needed
@@ -176,7 +175,7 @@ class CellSession(ABC):
         lengths: Mapping[int, int],
         cells: Path | None,
         console: Any,
-        ranks: EvaluationRanks,
+        ranks: EvaluationRanks | None = None,
     ):
         self.result = result
         self.settings = result.settings
@@ -184,8 +183,8 @@ class CellSession(ABC):
         self.lengths = lengths
         self.store = None if cells is None else CellStore(cells)
         self.console = console or Console(quiet=True)
-        self.ranks = ranks
-        self.device = ranks.device(self.settings.device)
+        self.ranks = ranks or EvaluationRanks()
+        self.device = self.ranks.device(self.settings.device)
         result.schemes = self.subject.schemes(result.methods)
         result.absent = self.subject.absent_cells(
             result.methods,

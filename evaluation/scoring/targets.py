@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import EvaluationError
 from evaluation.scoring.text import EvaluationText
 

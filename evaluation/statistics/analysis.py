@@ -12,7 +12,6 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.read_gain import read_gains
 from evaluation.statistics.verdicts import (
     VerdictRules,
     add_verdicts,
@@ -20,6 +19,7 @@ from evaluation.statistics.verdicts import (
     by_position,
     perplexity,
     pooled,
+    read_gains,
 )
 from model import AnyPosition
 
@@ -67,12 +67,25 @@ def analyze(result: EvaluationResult) -> Analysis:
     )
     if not has_baseline or is_by_position:
         judged = []
+    # Not for non-overlapping windows, where a longer length also means fewer targets with little
+    # context, nor by position, which has one length.
+    has_reach = result.plan.protocol in ("fixed-targets", "sliding")
     table = ResultsTable()
     for method in result.methods:
-        _add_levels(table, result, method.label, rules)
-        if method.label in judged:
-            _add_changes(table, result, method.label, rules)
-    _add_reaches(table, result, rules)
+        label = method.label
+        name = name_of(label)
+        add_levels(table, result, label, name)
+        nll = {n: own for (each, n), own in result.nll.items() if each == label}
+        failed = [n for each, n in result.failed if each == label]
+        if label in judged:
+            changes = {n: unit_means(own - result.truncated, result.unit) for n, own in nll.items()}
+            add_verdicts(table, name, changes, rules, missing=failed)
+        if has_reach and not method.truncates and len(nll) > 1:
+
+            def gain(a: int, b: int, nll: dict[int, np.ndarray] = nll) -> np.ndarray:
+                return unit_means(nll[a] - nll[b], result.unit)
+
+            add_reach(table, name, sorted(nll), gain, rules, failed)
     return Analysis(
         table=table,
         buckets=by_position(result) if is_by_position and has_baseline else {},
@@ -84,15 +97,10 @@ def analyze(result: EvaluationResult) -> Analysis:
     )
 
 
-def _add_levels(
-    table: ResultsTable,
-    result: EvaluationResult,
-    label: str,
-    rules: VerdictRules,
-) -> None:
-    """NLL and gain over truncation at every length; the note of `nll` is the scheme as
-    evaluated."""
-    name = name_of(label)
+def add_levels(table: ResultsTable, result: EvaluationResult, label: str, name: str) -> None:
+    """Add NLL and gain over truncation of a method at every length as those of the variant `name`;
+    the note of `nll` is the scheme as evaluated."""
+    alpha = 1 - result.settings.confidence
     for length in result.plan.lengths:
         cell = (label, length)
         failure = result.absent.get(cell) or result.failed.get(cell)
@@ -101,60 +109,18 @@ def _add_levels(
         if cell not in result.nll:
             continue
         nll = result.nll[cell]
-        level = interval(unit_means(nll, result.unit), alpha=rules.alpha)
+        level = interval(unit_means(nll, result.unit), alpha=alpha)
         level = replace(level, estimate=pooled(nll))
         table.add(name, "nll", level, length, note=describe_scheme(result, label, length))
         table.add(name, "perplexity", perplexity(nll), length)
         if result.truncated is not None:
             gains = unit_means(result.truncated - nll, result.unit)
-            table.add(name, "gain", interval(gains, alpha=rules.alpha), length)
+            table.add(name, "gain", interval(gains, alpha=alpha), length)
         bits = bits_per_byte(nll, result.n_bytes)
         if bits is not None:
             table.add(name, "bits_per_byte", bits, length)
         if cell in result.precision:
             table.add(name, "bfloat16_minus_float32", result.precision[cell], length)
-
-
-def _add_changes(
-    table: ResultsTable,
-    result: EvaluationResult,
-    label: str,
-    rules: VerdictRules,
-) -> None:
-    """Changes from NLL(as trained, L0) with their verdicts."""
-    name = name_of(label)
-    changes = {
-        length: unit_means(nll - result.truncated, result.unit)
-        for length, nll in _by_length(result, label).items()
-    }
-    add_verdicts(table, name, changes, rules, missing=_failed(result, label))
-
-
-def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
-    return {length: nll for (method, length), nll in result.nll.items() if method == label}
-
-
-def _failed(result: EvaluationResult, label: str) -> list[int]:
-    return [length for method, length in result.failed if method == label]
-
-
-def _add_reaches(table: ResultsTable, result: EvaluationResult, rules: VerdictRules) -> None:
-    """Context reach of every method with two lengths. Not for non-overlapping windows, where a
-    longer length also means fewer targets with little context, nor by position, which has one
-    length."""
-    if result.plan.protocol not in ("fixed-targets", "sliding"):
-        return
-    for method in result.methods:
-        nll = _by_length(result, method.label)
-        if not method.truncates and len(nll) > 1:
-            add_reach(
-                table,
-                name_of(method.label),
-                sorted(nll),
-                lambda a, b, nll=nll: unit_means(nll[a] - nll[b], result.unit),
-                rules,
-                _failed(result, method.label),
-            )
 
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:

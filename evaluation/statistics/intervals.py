@@ -23,6 +23,7 @@ class MeanInterval:
     level: float  # 0.95 for a 95% interval, after the split over `family`
     family: int
     units: int
+    seeds: tuple[int, ...] = ()  # of each scheme, where training seeds are a sample too
 
 
 def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
@@ -35,18 +36,25 @@ def interval(means: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> Mean
     """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by
     Bonferroni). At alpha 0.05 `high` is also the one-sided 97.5% upper bound."""
     units = len(means)
-    mean = float(means.mean())
-    alpha = alpha / family
     half = math.nan
     if units >= POINTS_ONLY_BELOW:
-        half = half_width(float(means.std(ddof=1)), units, alpha)
+        half = half_width(float(means.std(ddof=1)), units, alpha / family)
+    return around(means, half, alpha, family)
+
+
+def around(
+    means: np.ndarray, half: float, alpha: float, family: int, seeds: tuple[int, ...] = ()
+) -> MeanInterval:
+    """The interval of the mean of `means` (D,), ± half."""
+    mean = float(means.mean())
     return MeanInterval(
         estimate=mean,
         low=mean - half,
         high=mean + half,
-        level=1 - alpha,
+        level=1 - alpha / family,
         family=family,
-        units=units,
+        units=len(means),
+        seeds=seeds,
     )
 
 

@@ -8,31 +8,18 @@ estimates are reported.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
 from errors import EvaluationError
-from evaluation.statistics.intervals import POINTS_ONLY_BELOW, MeanInterval
+from evaluation.statistics.intervals import POINTS_ONLY_BELOW, MeanInterval, around
 
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
 FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family
 
 
-@dataclass(frozen=True)
-class SeedInterval(MeanInterval):
-    """Of a mean over seeds and units. Ends are NaN if no claim is made."""
-
-    seeds: tuple[int, ...]  # of each scheme
-
-    @property
-    def claimed(self) -> bool:
-        """Whether there are enough seeds and units for an interval."""
-        return math.isfinite(self.low)
-
-
-def compare(a: np.ndarray, b: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> SeedInterval:
+def compare(a: np.ndarray, b: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> MeanInterval:
     """mean(a) − mean(b) for a (S_A, D) and b (S_B, D) over the same units, ± t(df)·√V.
 
     V = s²_A/S_A + s²_B/S_B (variances of seed means) + s²_doc/D (variance of the seed-averaged unit
@@ -43,13 +30,13 @@ def compare(a: np.ndarray, b: np.ndarray, *, alpha: float = 0.05, family: int = 
         raise EvaluationError(
             f"two schemes are compared on the same units; these have {a.shape[1]} and {b.shape[1]}"
         )
-    return _interval((a, b), a.mean(axis=0) - b.mean(axis=0), alpha / family, family)
+    return _interval((a, b), a.mean(axis=0) - b.mean(axis=0), alpha, family)
 
 
-def change(a: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> SeedInterval:
+def change(a: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> MeanInterval:
     """mean(a) for a (S, D), a difference paired within each seed and unit, such as NLL(L) −
     NLL(L0)."""
-    return _interval((a,), a.mean(axis=0), alpha / family, family)
+    return _interval((a,), a.mean(axis=0), alpha, family)
 
 
 def _interval(
@@ -57,26 +44,17 @@ def _interval(
     values: np.ndarray,
     alpha: float,
     family: int,
-) -> SeedInterval:
+) -> MeanInterval:
     """`values` (D,): the seed-averaged estimate of each unit."""
     if not all(np.isfinite(scheme).all() for scheme in schemes):
         raise EvaluationError("a mean NLL of a seed and unit is not finite")
     seeds = tuple(map(len, schemes))
-    units = len(values)
-    mean = float(values.mean())
     half = math.nan
-    if min(seeds) >= CLAIM_SEEDS and units >= POINTS_ONLY_BELOW:
+    if min(seeds) >= CLAIM_SEEDS and len(values) >= POINTS_ONLY_BELOW:
         samples = [scheme.mean(axis=1) for scheme in schemes]
-        half = _half_width([*samples, values], alpha, 2 if family == 1 else FAMILY_POWER)
-    return SeedInterval(
-        estimate=mean,
-        low=mean - half,
-        high=mean + half,
-        level=1 - alpha,
-        family=family,
-        units=units,
-        seeds=seeds,
-    )
+        power = 2 if family == 1 else FAMILY_POWER
+        half = _half_width([*samples, values], alpha / family, power)
+    return around(values, half, alpha, family, seeds)
 
 
 def _half_width(samples: list[np.ndarray], alpha: float, power: float) -> float:

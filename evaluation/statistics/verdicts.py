@@ -6,14 +6,20 @@ gain.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from evaluation.results_table import ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.statistics.intervals import MeanInterval, interval, unit_means
+from evaluation.scoring.methods import TRUNCATE
+from evaluation.statistics.intervals import (
+    MeanInterval,
+    interval,
+    interval_columns,
+    unit_means,
+)
 
 HELD = "held"
 BROKEN = "broken"
@@ -113,12 +119,51 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
         for k in np.unique(exponents).tolist():
             inside = exponents == k
             gains = unit_means((result.truncated - nll)[inside], result.unit[inside])
+            gain = interval(gains, alpha=1 - result.settings.confidence)
             bucket = {
                 "low": 2**k // 2,
                 "high": min(2**k, length),
                 "count": int(inside.sum()),
                 "nll": pooled(nll[inside]),
-                "gain": asdict(interval(gains, alpha=1 - result.settings.confidence)),
+                "gain": {"estimate": gain.estimate, "low": gain.low, "high": gain.high},
             }
             buckets.setdefault(method, []).append(bucket)
     return buckets
+
+
+def read_gains(result: EvaluationResult) -> Iterator[dict]:
+    """The cell of results.json for each method, length and octave of distances, from [2^k,
+    2^(k+1)); intervals over units, paired by target.
+
+    readable: number of targets whose earlier occurrence is among the inputs; nll, control_nll:
+    means over targets, before and after it was replaced, and of each unit; read_gain: what the
+    model reads at this distance, control NLL − NLL.
+    """
+    targets = result.plan.repeats
+    if targets is None:
+        return
+    units = result.units[np.repeat(targets.document, targets.keep)]
+    octave = np.frexp(targets.target_distances())[1]
+    for (method, length), losses in result.repeated.items():
+        inputs = result.subject.trained_length if method == TRUNCATE else length
+        readable = targets.is_readable(inputs)
+        for k in np.unique(octave).tolist():
+            here = octave == k
+            unit = units[here]
+            nll = losses[here]
+            control = result.control[method, length][here]
+            gain = interval(unit_means(control - nll, unit), alpha=1 - result.settings.confidence)
+            yield {
+                "method": method,
+                "length": length,
+                "targets": len(nll),
+                "nll": pooled(nll),
+                "distance_low": 2**k // 2,
+                "distance_high": 2**k,
+                "readable": int(readable[here].sum()),
+                "control_nll": pooled(control),
+                **interval_columns("read_gain", gain),
+                "units": [result.unit_names[each] for each in np.unique(unit)],
+                "unit_nll": unit_means(nll, unit).tolist(),
+                "unit_control_nll": unit_means(control, unit).tolist(),
+            }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import DataError, Tokenizer
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, Task, TaskContext, TaskItem
 from errors import EvaluationError
 from evaluation.tasks.task_settings import TaskEvaluationSettings

@@ -12,7 +12,6 @@ from data.tasks import SymbolTask
 from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
-from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.methods import TRUNCATE, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
 from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
@@ -123,7 +122,7 @@ class ItemSession(CellSession):
             facts={"task": task.name, "tokenizer_hash": run.tokenizer.hash},
         )
         lengths = {longest: drawn.position_end for longest, drawn in self.drawn.items()}
-        super().__init__(result, lengths, run.cells, console, EvaluationRanks())
+        super().__init__(result, lengths, run.cells, console)
         self.title = f"{settings.items} items of the task {task.name}"
 
     def cells(self) -> list[EvaluationCell]:

@@ -7,7 +7,6 @@ Cells of the grids have individual Wilson intervals, not simultaneous.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,31 +19,23 @@ ABOVE_CHANCE = "above chance"
 UNDECIDED = "not distinguishable from chance"
 
 
-@dataclass(frozen=True)
-class TaskAnalysis:
-    """Cells of results.json: of each method and length, and of each place of the answer: a depth,
-    or tokens before the question, from `where` up to `until` (exclusive)."""
-
-    rows: list[dict]
-    by_depth: list[dict]
-    by_distance: list[dict]
-    family: int
-    units: int
-
-
-def analyse_tasks(result: TaskResult) -> TaskAnalysis:
-    """Compute every number of a task report."""
+def analyse_tasks(result: TaskResult) -> dict[str, list[dict]]:
+    """Cells of results.json: of each method and length (`cells`), and of each place of the answer
+    (`by_depth`, `by_distance`): a depth, or tokens before the question, from `where` up to `until`
+    (exclusive)."""
     drawn = result.drawn
-    analysis = TaskAnalysis([], [], [], len(result.answers), len(np.unique(drawn.unit)))
+    cells = []
+    by_depth = []
+    by_distance = []
     for label, length in result.answers:
-        analysis.rows.append(_row(result, label, length))
+        cells.append(_row(result, label, length))
         depth = np.array(drawn.depths)[drawn.depth]
-        analysis.by_depth.extend(_grid(result, label, length, depth, doubles=False))
+        by_depth += _grid(result, label, length, depth, doubles=False)
         # the power of two at or below each distance
         distance = np.array([item.distance for item in drawn.items[length]])
         octave = 2 ** np.frexp(distance)[1] // 2
-        analysis.by_distance.extend(_grid(result, label, length, octave, doubles=True))
-    return analysis
+        by_distance += _grid(result, label, length, octave, doubles=True)
+    return {"cells": cells, "by_depth": by_depth, "by_distance": by_distance}
 
 
 def _row(result: TaskResult, method: str, length: int) -> dict:

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.drawn_items import DrawnItems
-from evaluation.tasks.task_scoring import Reader, TaskAnswers, TaskScorer, read_items
+from evaluation.tasks.task_scoring import TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import Transformer
 
@@ -55,7 +54,7 @@ class TaskSession(CellSession):
             facts=facts,
         )
         lengths = {length: length for length in drawn.lengths}
-        super().__init__(result, lengths, cells, console, EvaluationRanks())
+        super().__init__(result, lengths, cells, console)
         self.title = f"{drawn.count} items of {drawn.candidates} candidates"
         self.drawn = drawn
 
@@ -85,7 +84,7 @@ class TaskSession(CellSession):
         inputs = int(cell.inputs[0])
         n = self.drawn.count
         answers = read_items(
-            self.reader(model),
+            TaskScorer(model, self.device, self.settings.chunk, self.drawn.vocab_size),
             self.drawn.items[cell.length],
             cell.length,
             bos=self.drawn.bos,
@@ -94,9 +93,6 @@ class TaskSession(CellSession):
             after_batch=lambda done: advance(done / n),
         )
         return np.concatenate([answers.nll, answers.exact[:, None]], axis=1)
-
-    def reader(self, model: Transformer) -> Reader:
-        return TaskScorer(model, self.device, self.settings.chunk, self.drawn.vocab_size)
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.result.answers[cell.where] = TaskAnswers(values[:, :-1], values[:, -1] > 0)

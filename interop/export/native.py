@@ -1,14 +1,25 @@
-"""config.json and weights of a model in a class of transformers."""
+"""The class of transformers that represents a model exactly, its config.json and weights.
 
+A class qualifies if the model's settings, written as its config.json, are read as the same model
+again. Models without such a class are exported with a generated modeling file.
+"""
+
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from interop.export.described import ClassChoice, DescribedModel, resolved_mixer
+from errors import InteropError
+from interop.export.described import (
+    ClassChoice,
+    DescribedModel,
+    NotRepresentable,
+    resolved_mixer,
+)
 from interop.export.exported_rope import RopeTable
-from interop.huggingface.config import family_keys
+from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import FAMILIES, FULL, SLIDING, Family, Key, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
@@ -18,6 +29,32 @@ from model.position.temperature import FixedTemperature, Ministral3Temperature
 
 # logit of a sink without weight; finite in every dtype but float16, where it is −inf
 NO_SINK = -1e9
+
+
+def choose_class(model: Transformer) -> ClassChoice:
+    """The class of transformers that represents a model exactly."""
+    try:
+        ours = DescribedModel.of_model(model)
+    except NotRepresentable as reason:
+        return ClassChoice(None, str(reason))
+    nearest: tuple[str, list[str]] | None = None
+    for model_type, native_rope in itertools.product(FAMILIES, (True, False)):
+        config = write_config(ours, model_type, native_rope)
+        if config is None:
+            continue
+        try:
+            theirs = DescribedModel.of_shape(read_config(config, "config.json"))
+        except InteropError:
+            continue
+        differing = ours.differences(theirs)
+        if not differing:
+            return ClassChoice(model_type, "", config, ours, theirs)
+        if nearest is None or len(differing) < len(nearest[1]):
+            nearest = model_type, differing
+    if nearest is None:
+        return ClassChoice(None, "no class has these mixers, or none without attention")
+    name, differing = nearest
+    return ClassChoice(None, f"the nearest class, {name}, differs in {', '.join(differing)}")
 
 
 def write_config(

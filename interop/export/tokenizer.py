@@ -110,9 +110,13 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
     unknown = next((i for i, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
     byte_fallback = any(type_ == BYTE for _, _, type_ in pieces)
     if kind == BPE:
+        vocabulary = {piece: i for i, (piece, _, _) in enumerate(pieces)}
+        scores = {piece: score for piece, score, _ in pieces}
+        others = [piece for piece, _, type_ in pieces if type_ != NORMAL]
+        convert = load_extra("transformers.convert_slow_tokenizer")
         model = library.models.BPE(
-            vocab={piece: i for i, (piece, _, _) in enumerate(pieces)},
-            merges=_merges(pieces),
+            vocab=vocabulary,
+            merges=convert.generate_merges(vocabulary, scores, others),
             unk_token=None if unknown is None else pieces[unknown][0],
             fuse_unk=True,
             byte_fallback=byte_fallback,
@@ -154,19 +158,3 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
         if type_ in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
     return library.Tokenizer.from_str(json.dumps(whole))
-
-
-def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """The merges of a BPE vocabulary, in the order in which sentencepiece prefers their results."""
-    ids = {
-        piece: i
-        for i, (piece, _, type_) in enumerate(pieces)
-        if type_ in (NORMAL, BYTE, USER_DEFINED)
-    }
-    merges = []
-    for piece, score, type_ in pieces:
-        for n in range(1, len(piece)) if type_ == NORMAL else ():
-            left, right = piece[:n], piece[n:]
-            if left in ids and right in ids:
-                merges.append((-score, ids[left], ids[right], left, right))
-    return [(left, right) for *_, left, right in sorted(merges)]

@@ -39,21 +39,10 @@ def download(name: str) -> Path:
                 ignore_patterns=UNWANTED,
             )
         )
-    except huggingface_hub.errors.GatedRepoError as error:
-        raise InteropError(
-            f"hf:{name} is gated: accept its terms on its page of the hub, then log in with `hf "
-            f"auth login`"
-        ) from error
-    except huggingface_hub.errors.RepositoryNotFoundError as error:
-        raise InteropError(
-            f"hf:{name}: no such folder, and no such model on the hub; check the name, and log in "
-            "with `hf auth login` if the model is private"
-        ) from error
-    except huggingface_hub.errors.RevisionNotFoundError as error:
-        raise InteropError(f"hf:{name}: the model has no revision {match['revision']!r}") from error
     except Exception as error:  # of the hub, of its HTTP client, or of the file system
         reason = str(error).strip().partition("\n")[0]
         raise InteropError(
             f"hf:{name}: no such folder, and the model cannot be downloaded and is not cached "
-            f"({reason}); check the name and the network"
+            f"({reason}); check the name and the network, or log in with `hf auth login` if the "
+            "model is gated or private"
         ) from error

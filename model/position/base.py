@@ -264,6 +264,8 @@ class PositionSettings(StrictSettings):
 
     # Fields that may be overridden on a trained checkpoint.
     test_time: ClassVar[frozenset[str]] = frozenset({"window", "sinks", "temperature"})
+    # Whether each layer has its own instance of the scheme, with its own parameters.
+    per_layer: ClassVar[bool] = False
 
     name: str
     window: int | None = setting(
@@ -305,11 +307,6 @@ class PositionSettings(StrictSettings):
                 f"sinks = {self.sinks} requires a window; set window, or set sinks to 0"
             )
         return self
-
-    @property
-    def per_layer(self) -> bool:
-        """Whether each layer has its own instance of the scheme, with its own parameters."""
-        return False
 
     @property
     def max_visible(self) -> int | None:
@@ -388,6 +385,9 @@ class PositionalScheme(nn.Module):
     fractions_hint: ClassVar[str] = "use integer positions"
     uses_position: ClassVar[bool] = True  # False: the scheme ignores positions
     reads_features: ClassVar[bool] = False  # logits depend on features of q and k, not on q·k alone
+    # one past the last position that the scheme can represent; None: unlimited
+    limit: int | None = None
+    depends_on_length: bool = False  # whether the declared sequence length changes the encoding
     # Conformance checks that do not apply to this scheme: {check: reason}.
     exempt: ClassVar[dict[str, str]] = {}
 
@@ -413,19 +413,9 @@ class PositionalScheme(nn.Module):
         return nn.Parameter(torch.empty(shape))
 
     @property
-    def limit(self) -> int | None:
-        """One past the last position that the scheme can represent; None: unlimited."""
-        return None
-
-    @property
     def key_features(self) -> int:
         """Size of a cached key per key/value head."""
         return self.geometry.head_dim
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the declared sequence length changes the encoding."""
-        return False
 
     @torch.no_grad()
     def initialize(

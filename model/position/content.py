@@ -18,9 +18,7 @@ from model.token_positions import TokenPositions
 class ContentSettings(PositionSettings):
     """Settings of schemes with per-layer parameters that read the layer input."""
 
-    @property
-    def per_layer(self):
-        return True
+    per_layer = True
 
     @model_validator(mode="after")
     def _caches_the_previous_token(self):

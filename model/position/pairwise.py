@@ -44,6 +44,7 @@ class DistanceBias(PositionalScheme, ABC):
     """
 
     settings: DistanceSettings
+    tabulate: bool = True  # the bias is computed once per distance rather than for each pair
 
     @property
     def depends_on_length(self):
@@ -59,11 +60,6 @@ class DistanceBias(PositionalScheme, ABC):
     def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
         return (on_device(self.stretches(positions), positions.device, dtype),)
-
-    @property
-    def tabulate(self) -> bool:
-        """Whether the bias is computed once per distance rather than for each pair."""
-        return True
 
     @abstractmethod
     def bias(self, context: AttentionContext) -> RowBias:

@@ -64,6 +64,8 @@ class Remap(StrictSettings):
     exempt: ClassVar[dict[str, str]] = {}
     # Whether it requires a window and sinks.
     needs_sinks: ClassVar[bool] = False
+    # Whether the maps depend on the declared sequence length.
+    depends_on_length: ClassVar[bool] = False
 
     name: str
 
@@ -71,11 +73,6 @@ class Remap(StrictSettings):
         """The name and all settings that are not null or off, e.g. `leaky_rerope factor 16.0`."""
         given = [f"{key} {value}" for key, value in self if key != "name" and value]
         return " ".join([self.name, *given])
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the maps depend on the declared sequence length."""
-        return False
 
     def keeps(self, length: int, context: RemapContext) -> bool:
         """Whether all distances within `length` tokens are known to stay as they are."""

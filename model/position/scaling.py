@@ -8,7 +8,7 @@ and L0 the original length.
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -45,26 +45,15 @@ def resonant(frequencies: Tensor) -> Tensor:
 class Scaling(StrictSettings):
     """Base class of frequency scaling methods."""
 
+    depends_on_length: ClassVar[bool] = False  # whether the frequencies depend on declared lengths
+    untouched: ClassVar[int] = 0  # positions below this keep the trained frequencies
+    pairs: ClassVar[int | None] = None  # number of rotated pairs that the settings fix; None: any
+
     name: str
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the frequencies depend on the declared sequence length."""
-        return False
-
-    @property
-    def untouched(self) -> int:
-        """Positions below this keep the trained frequencies."""
-        return 0
 
     def stretch(self, length: int, original_length: int) -> float:
         """s for a sequence of `length` tokens."""
         return 1.0
-
-    @property
-    def pairs(self) -> int | None:
-        """The number of rotated pairs that the settings fix; None: any."""
-        return None
 
     def frequencies(
         self,
@@ -156,16 +145,14 @@ class DynamicScaling(Scaling):
     are the same with and without a cache.
     """
 
+    depends_on_length = True
+
     name: Literal["dynamic"] = "dynamic"
     factor: float = setting(
         1.0,
         "f; 1 equals `ntk` with factor auto, larger values stretch more",
         gt=0,
     )
-
-    @property
-    def depends_on_length(self):
-        return True
 
     def stretch(self, length, original_length):
         return 1 + self.factor * (max(length, original_length) / original_length - 1)
@@ -326,6 +313,8 @@ class LongRoPEScaling(FactorScaling):
     1, as in the authors' code. With `first`, scores are not a function of distance alone.
     """
 
+    depends_on_length = True
+
     name: Literal["longrope"] = "longrope"
     factor: Factor = setting(
         "auto",
@@ -342,10 +331,6 @@ class LongRoPEScaling(FactorScaling):
         "amplitude of cos and sin; null: √(1 + ln s / ln original_length)",
         gt=0,
     )
-
-    @property
-    def depends_on_length(self):
-        return True
 
     @property
     def untouched(self):

@@ -29,6 +29,8 @@ class Temperature(StrictSettings):
     learned: ClassVar[bool] = False  # has parameters of each head and layer
     depends_on_length: ClassVar[bool] = False  # depends on the declared length
     ignores_window: ClassVar[bool] = False  # counts all earlier tokens, visible or not
+    initial: ClassVar[float] = 1.0  # of a learned temperature's parameter
+    by_head: ClassVar[list[float] | None] = None  # constant factors per query head
 
     name: str
 
@@ -73,16 +75,6 @@ class Temperature(StrictSettings):
         lengths = on_device(positions.lengths, count.device, torch.float64)[:, None]
         factor = self.factor(count, original_length, lengths)
         return None if factor is None else factor.to(dtype)[:, None]
-
-    @property
-    def initial(self) -> float:
-        """Initial value of a learned temperature's parameter."""
-        return 1.0
-
-    @property
-    def by_head(self) -> list[float] | None:
-        """Constant factors per query head, or None."""
-        return None
 
     def describe(self, length: int, original_length: int) -> str:
         """The name and all settings that differ from their defaults, e.g. `temperature fixed value

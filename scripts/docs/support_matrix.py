@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from interop.export.classes import choose_class
+from interop.export.native import choose_class
 from model import SCHEMES, ModelSettings, Transformer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,7 @@ from evaluation.reports.results_files import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main
-from studies.report.training_figure import training_figure
-from studies.results.training_curves import differences, read_curves
+from studies.report.training_figure import differences, read_curves, training_figure
 
 
 def main() -> int:
@@ -35,23 +34,11 @@ def main() -> int:
         metavar="FILE.png",
         help="default: training.png in the first run directory",
     )
-    parser.add_argument(
-        "--smooth",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="share of the steps to average over (default: 0.02)",
-    )
     options = parser.parse_args()
-    if not 0 <= options.smooth <= 1:
-        parser.error(f"--smooth must be between 0 and 1, got {options.smooth:g}")
     out = options.out or options.runs[0] / "training.png"
-    if out.suffix not in (".png", ".svg", ""):
-        parser.error(f"--out {out}: use the suffix .png or none; PNG, SVG and CSV are written")
-    names = names_of(options.runs)
     runs = [
-        read_curves(folder, name, options.smooth)
-        for folder, name in zip(options.runs, names, strict=True)
+        read_curves(folder, name)
+        for folder, name in zip(options.runs, names_of(options.runs), strict=True)
     ]
     console = Console()
     for reason in differences(runs):

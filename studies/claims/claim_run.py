@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data.data_settings import SymbolSource
-from data.files import read_object, write_json
-from data.hashing import canonical_hash
+from data.files import canonical_hash, read_object, write_json
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.reports.results_files import write_table

@@ -123,23 +123,23 @@ def p_value(primaries: Sequence[PrimaryComparison]) -> float:
     return 10**high
 
 
-def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
-    """Which verdicts hold simultaneously at level 1 − alpha (Holm 1979)."""
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Which verdicts hold simultaneously at level 1 − ALPHA (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     survives = [False] * len(p_values)
     for rank, i in enumerate(order):
-        if p_values[i] > alpha / (len(p_values) - rank):
+        if p_values[i] > ALPHA / (len(p_values) - rank):
             break
         survives[i] = True
     return survives
 
 
-def detectable(seeds: int, primaries: int, alpha: float = ALPHA, power: float = POWER) -> float:
-    """The effect beyond δ, in standard deviations, that is found with this power: 1.16 for eight
+def detectable(seeds: int, primaries: int) -> float:
+    """The effect beyond δ, in standard deviations, that is found with this POWER: 1.16 for eight
     seeds and one comparison."""
     df = seeds - 1
-    t = float(stdtrit(df, 1 - alpha / (2 * primaries)))
-    return float(nctdtrinc(df, 1 - power, t)) / math.sqrt(seeds)
+    t = float(stdtrit(df, 1 - ALPHA / (2 * primaries)))
+    return float(nctdtrinc(df, 1 - POWER, t)) / math.sqrt(seeds)
 
 
 def sd_bound(values: np.ndarray) -> float:

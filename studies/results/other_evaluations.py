@@ -64,7 +64,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
     family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length), values in units.items():
         share = change(np.array(values), alpha=1 - CONFIDENCE, family=family)  # of (S, D)
-        word = NOT_ABOVE if share.claimed else POINT
+        word = NOT_ABOVE if math.isfinite(share.low) else POINT
         if share.low > first["chance"]:
             word = ABOVE_CHANCE
         r.table.add(variant, metric, share, length, verdict=word)

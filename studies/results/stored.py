@@ -102,7 +102,7 @@ class StoredStudy:
 def shared_facts(result: dict) -> dict:
     """What results of an evaluation must share to be compared."""
     units = result.get("units")
-    names = units["names"] if isinstance(units, dict) else units
+    names = units["names"] if isinstance(units, dict) else None
     return {key: result.get(key) for key in SHARED} | {"units": names}
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from data.files import read_object, sha256_of, write_json
-from data.hashing import canonical_hash
+from data.files import canonical_hash, read_object, sha256_of, write_json
 from errors import TrainingError
 from model import Transformer
 from run_directory.checkpoints import Checkpoint, find_checkpoint
@@ -62,35 +61,20 @@ class CellRecord:
     def _results(self, evaluation: PlannedEvaluation) -> Path:
         return self.plan.run / "evaluation" / evaluation.settings.folder / "results.json"
 
-    def is_evaluated(
-        self,
-        evaluation: PlannedEvaluation,
-        extra: list[str],
-        checkpoint: Checkpoint,
-    ) -> bool:
-        """Whether intact results of this checkpoint under these settings exist. `extra`: arguments
-        of evaluate.py besides the evaluation's own."""
+    def is_evaluated(self, evaluation: PlannedEvaluation, identity: str) -> bool:
+        """Whether intact results of an evaluation with this `identity_of` exist."""
         name = evaluation.name
-        known = self.finished.get(name)
         results = self._results(evaluation)
-        if known is None or known["identity"] != _identity(evaluation, extra, checkpoint):
+        if not results.is_file():
             return False
-        if not results.is_file() or sha256_of(results) != known["results"]:
-            return False
-        self._current.add(name)
-        return True
+        is_same = self.finished.get(name) == _finished(identity, results)
+        if is_same:
+            self._current.add(name)
+        return is_same
 
-    def mark_evaluated(
-        self,
-        evaluation: PlannedEvaluation,
-        extra: list[str],
-        checkpoint: Checkpoint,
-    ) -> None:
+    def mark_evaluated(self, evaluation: PlannedEvaluation, identity: str) -> None:
         self._current.add(evaluation.name)
-        self.finished[evaluation.name] = {
-            "identity": _identity(evaluation, extra, checkpoint),
-            "results": sha256_of(self._results(evaluation)),
-        }
+        self.finished[evaluation.name] = _finished(identity, self._results(evaluation))
 
     def add_time(self, name: str, wall: float, cpu: float) -> None:
         """Add the time of an attempt of the training or of an evaluation."""
@@ -142,11 +126,13 @@ def pending_entry(cell: GridCell) -> dict[str, Any]:
     }
 
 
-def _identity(
-    evaluation: PlannedEvaluation,
-    extra: list[str],
-    checkpoint: Checkpoint,
-) -> str:
+def _finished(identity: str, results: Path) -> dict[str, str]:
+    return {"identity": identity, "results": sha256_of(results)}
+
+
+def identity_of(evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> str:
+    """Of what determines the results of an evaluation. `extra`: arguments of evaluate.py besides
+    the evaluation's own."""
     settings = evaluation.settings.asked(FREE & set(type(evaluation.settings).model_fields))
     return canonical_hash({"settings": settings, "extra": extra, "checkpoint": checkpoint.hash})
 

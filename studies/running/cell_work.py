@@ -13,7 +13,7 @@ from evaluation.evaluate_runs import run_evaluation
 from model.devices import prepare_cpu
 from settings.load import load_settings
 from settings.script import message_of
-from studies.running.cell_record import TRAINING, CellRecord, last_checkpoint
+from studies.running.cell_record import TRAINING, CellRecord, identity_of, last_checkpoint
 from studies.running.children import set_threads
 from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.running.study_call import StudyCall
@@ -40,13 +40,10 @@ class CellWork:
 
     def missing(self) -> list[PlannedEvaluation]:
         """The evaluations that have no results under their present settings."""
+        evaluations = self.plan.evaluations
         if self.checkpoint is None:
-            return list(self.plan.evaluations)
-        return [
-            evaluation
-            for evaluation in self.plan.evaluations
-            if not self.record.is_evaluated(evaluation, self._extra(evaluation), self.checkpoint)
-        ]
+            return list(evaluations)
+        return [e for e in evaluations if not self.record.is_evaluated(e, self._identity(e))]
 
     def is_done(self) -> bool:
         return self.checkpoint is not None and not self.missing()
@@ -77,6 +74,9 @@ class CellWork:
     def _extra(self, evaluation: PlannedEvaluation) -> list[str]:
         return self.call.corpora.arguments(self.plan, evaluation)
 
+    def _identity(self, evaluation: PlannedEvaluation) -> str:
+        return identity_of(evaluation, self._extra(evaluation), self.checkpoint)
+
     def _timed(self, name: str, work: Callable[[], None]) -> list[str]:
         """The error of a part of the work, if any. Its time is recorded, that of interrupted
         attempts included."""
@@ -102,10 +102,9 @@ class CellWork:
             raise KeyboardInterrupt  # it has saved a checkpoint
 
     def _evaluate(self, evaluation: PlannedEvaluation) -> None:
-        extra = self._extra(evaluation)
-        arguments = [*evaluation.arguments, *extra]
+        arguments = [*evaluation.arguments, *self._extra(evaluation)]
         settings = load_settings(type(evaluation.settings), arguments)
         prepare_cpu(None)
         command = shlex.join(["python", "evaluate.py", str(self.plan.run), *arguments])
         run_evaluation([self.plan.run], settings, command, numbers_only=True)
-        self.record.mark_evaluated(evaluation, extra, self.checkpoint)
+        self.record.mark_evaluated(evaluation, self._identity(evaluation))

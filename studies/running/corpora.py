@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from data import DataSettings, PreparedData, RunData, is_prepared
-from data.files import read_object
-from data.hashing import canonical_hash
+from data.files import canonical_hash, read_object
 from data.preparation.prepare import prepare
 from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.chosen_targets import choose_targets
+from evaluation.scoring.plan import choose_targets
 from evaluation.stores import EvaluationStores
 from run_directory.run import MANIFEST, is_run
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.tasks.task_settings import TaskEvaluationSettings
@@ -92,7 +92,7 @@ class StudyForecast:
     def _evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> float:
         """Seconds of an evaluation of losses or tasks, from the tokens that it reads."""
         settings = evaluation.settings
-        methods = len({TRAINED, *getattr(settings, "methods", ())} - {TRUNCATE})
+        methods = len({TRAINED, *settings.methods} - {TRUNCATE})
         tokens = 0
         if isinstance(settings, EvaluationSettings):
             prepared = self.corpora.of_evaluation(plan, evaluation)

@@ -13,12 +13,12 @@ from typing import Any
 
 from data import DataSettings, is_prepared
 from data.data_settings import SymbolSource
-from data.hashing import canonical_hash
+from data.files import canonical_hash
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.protocols import settings_class
 from evaluation.reports.text import counted
-from evaluation.scoring.methods import TRAINED, resolve_methods
+from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
 from model import ModelError
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import override
@@ -94,14 +94,12 @@ class StudyPlanner:
     """Plans cells.
 
     Attributes:
-        builtin: the methods of configs/evaluation/methods.yaml.
         shared: a folder of run directories that are named by their settings, so that several
             studies share them; None: of this study, named by its cells.
     """
 
     study: StudySettings
     folder: Path
-    builtin: dict[str, list[str]]
     shared: Path | None = None
     _passed: set[str] = field(default_factory=set)  # checks
 
@@ -189,18 +187,12 @@ class StudyPlanner:
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
         settings = _load(settings_type, tuple(arguments))
-        if "methods" in fields:
-            arguments += self._methods_of_variants(settings.methods, plan.cell)
-            settings = _load(settings_type, tuple(arguments))
-            key = plan.settings.model_dump_json(exclude={"seed"}) + str(settings.methods)
-            self._once(
-                self._check_methods,
-                key,
-                settings.methods,
-                plan.settings,
-            )
+        arguments += self._methods_of_variants(settings.methods, plan.cell)
+        settings = _load(settings_type, tuple(arguments))
+        key = plan.settings.model_dump_json(exclude={"seed"}) + str(settings.methods)
+        self._once(self._check_methods, key, settings.methods, plan.settings)
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
-        if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:
+        if settings.protocol == "fixed-targets" and settings.targets > length:
             raise StudyError(
                 f"targets={settings.targets} exceeds train_length={length}; decrease it"
             )
@@ -234,9 +226,10 @@ class StudyPlanner:
             return []
         if isinstance(methods, list):
             return [f"methods={json.dumps([*methods, *more])}"]
-        if unknown := [method for method in more if method not in self.builtin]:
+        builtin = builtin_methods()
+        if unknown := [method for method in more if method not in builtin]:
             raise StudyError(f"variants: unknown method {unknown[0]}")
-        return [f"methods={json.dumps({method: self.builtin[method] for method in more})}"]
+        return [f"methods={json.dumps({method: builtin[method] for method in more})}"]
 
     def _check_methods(
         self,
@@ -245,7 +238,7 @@ class StudyPlanner:
     ) -> None:
         last, _ = last_trained(run, run.steps)
         problems = []
-        for method in resolve_methods(labels, self.builtin, run.train_length):
+        for method in resolve_methods(labels, run.train_length):
             try:
                 override(last, method.overrides)
             except (ModelError, TrainingError) as error:

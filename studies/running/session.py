@@ -7,7 +7,6 @@ from signal import Signals
 
 from data.files import write_text
 from evaluation.reports.text import counted
-from evaluation.scoring.methods import builtin_methods
 from run_directory.console import duration
 from settings.load import dump
 from studies.grid import cells_of, running_order, select_cells
@@ -49,7 +48,7 @@ class StudySession:
             for cell in cells_of(study)
         ]
         self.selected = select_cells(self.cells, call.options.only)
-        planner = StudyPlanner(study, folder, builtin_methods(), shared)
+        planner = StudyPlanner(study, folder, shared)
         self.plans = planner.plan(self.cells)
 
     def prepare(self) -> None:

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from data import DataError, DataSettings
 from data.generated import generated
+from data.sampling.batches import ItemSampler
 from data.sampling.exposure import ExposureLedger
-from data.sampling.item_batches import ItemSampler
 from data.sampling.items import SymbolItems
 from data.sampling.positions import (
     IGNORED,

@@ -6,9 +6,9 @@ import torch
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
+from evaluation.scoring.plan import choose_targets
 from evaluation.stores import EvaluationStores
 from model import ModelSettings, Transformer
 from run_directory.run_settings import RunSettings
@@ -99,15 +99,6 @@ def sharp(tiny):
     return make
 
 
-BUILTIN = {
-    "trained": [],
-    "truncate": [],
-    "yarn": ["model.position.scaling.name=yarn"],
-    "window": ["model.position.window={train_length}"],
-    "alibi": ["model.position.name=alibi"],
-}
-
-
 class MemoryModel(EvaluatedModel):
     """A model that is not on disk; `used`: the (overrides, dtype) it was asked for."""
 
@@ -131,11 +122,11 @@ def subject(sharp):
 
 
 def loss_session(settings, subject, store, cells, *, train=None, tokenizer=None, **more):
-    """A session on stores in memory, with the methods of BUILTIN."""
+    """A session on stores in memory."""
     tokenizer = tokenizer or MemoryTokenizer()
     stores = EvaluationStores(store, train=train)
     targets = choose_targets(settings, stores, tokenizer, subject.trained_length)
-    methods = resolve_methods(settings.methods, BUILTIN, subject.trained_length)
+    methods = resolve_methods(settings.methods, subject.trained_length)
     return EvaluationSession(settings, subject, targets, methods, cells, **more)
 
 

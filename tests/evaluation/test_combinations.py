@@ -165,7 +165,7 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
             ids[60:70] = ids[38:48]
     rows = EXCLUDED if row["excluded"] else EXCLUDED[:0]
     overlap = Overlap(rows, EXCLUDED[:0])
-    monkeypatch.setattr("evaluation.scoring.chosen_targets.shared_text", lambda *_: overlap)
+    monkeypatch.setattr("evaluation.scoring.plan.shared_text", lambda *_: overlap)
     settings = EvaluationSettings(
         protocol="fixed-targets" if is_repeated else row["protocol"],
         lengths=LENGTHS,

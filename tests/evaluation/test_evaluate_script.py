@@ -204,14 +204,21 @@ def test_runs_with_different_tokenizers_are_compared_by_bytes(root, capsys):
     report = json.loads((folder / "results.json").read_text())
     spans = json.loads((folder / "targets.json").read_text())["bytes"]
     assert report["targets"] == sum(high - low for _, low, high in spans) > 100
-    cells = {(c["run"], c["length"]): c for c in report["cells"] if c["method"] == "trained"}
-    for run in map(str, runs):
+    rows = numbers_of(folder)
+    for run in runs:
         for key, losses in stored_cells(run, report):
-            cell = cells.pop((run, key["length"]))
             nats = losses.sum() / report["targets"]
-            assert cell["nll"] == pytest.approx(nats, rel=1e-12)
-            assert cell["bits_per_byte"] == pytest.approx(nats / np.log(2), rel=1e-12)
-    assert not cells
+            for metric, value in (("nll", nats), ("bits_per_byte", nats / np.log(2))):
+                row = rows.pop((run.name, "trained", metric, key["length"]))
+                assert row.value == pytest.approx(value, rel=1e-12)
+    left = {row.method for row in rows.values() if row.metric == "nll"}
+    assert left == {"truncate"}
+
+
+def numbers_of(folder):
+    """Rows of results.csv of several runs, by name of the run, method, metric and length."""
+    rows = pd.read_csv(folder / "results.csv").itertuples()
+    return {(Path(row.run).name, row.method, row.metric, row.length): row for row in rows}
 
 
 def stored_cells(run, report):
@@ -265,8 +272,8 @@ def test_runs_are_compared_with_the_first(root):
     assert call(*runs, *asked) == 0
     folder = root / "run" / "evaluation" / "compared"
     report = results_of(folder)
-    cells = {(Path(cell["run"]).name, cell["length"]): cell for cell in report["cells"]}
-    assert list(cells) == [(run.name, length) for run in runs for length in (24, 32, 48)]
+    assert [run["train_length"] for run in report["runs"]] == [24, 32, 24]
+    rows = numbers_of(folder)
     nll = {}
     for run in runs:
         # other tests leave other methods
@@ -277,17 +284,16 @@ def test_runs_are_compared_with_the_first(root):
     pairs = [(name, n) for name in ("longer", "learned") for n in (24, 32, 48) if (name, n) in nll]
     assert len(pairs) == report["family"] == 4
     for name, n in pairs:
-        cell = cells[name, n]
         difference = nll[name, n] - nll["run", n]
         half = stats.t.ppf(1 - 0.05 / 4 / 2, len(difference) - 1) * stats.sem(difference)
         mean = difference.mean()
-        found = (cell["difference"], cell["difference_low"], cell["difference_high"])
+        row = rows.pop((name, "trained", "difference", n))
+        found = (row.value, row.low, row.high)
         assert found == pytest.approx((mean, mean - half, mean + half), abs=1e-12)
-        assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
-    assert cells["run", 24]["difference"] is None
-    assert "24" in cells["learned", 48]["failure"]
-    rows = pd.read_csv(folder / "results.csv").query("metric == 'difference'")
-    assert rows.value.tolist() == [cells[pair]["difference"] for pair in pairs]
+        level = rows[name, "trained", "nll", n].value
+        assert level == pytest.approx(nll[name, n].mean(), abs=1e-12)
+    assert "difference" not in {row.metric for row in rows.values()}
+    assert "24" in rows["learned", "trained", "failure", 48].note
 
 
 def test_comparisons_show_the_baseline_and_no_method_twice(root, capsys):
@@ -297,12 +303,12 @@ def test_comparisons_show_the_baseline_and_no_method_twice(root, capsys):
     asked += [f"methods={{truncate: [], yarn4: ['model.position.scaling={scaling}']}}"]
     assert call(root / "run", root / "yarn", *asked) == 0
     assert "yarn4" in capsys.readouterr().err  # the second run was trained this way
-    report = results_of(root / "run" / "evaluation" / "baseline")
-    rows = {(Path(row["run"]).name, row["method"], row["length"]): row for row in report["cells"]}
+    rows = numbers_of(root / "run" / "evaluation" / "baseline")
     shown = {("run", "yarn4"), *product(("run", "yarn"), ("trained", "truncate"))}
     assert {entry[:2] for entry in rows} == shown
-    gain = rows["run", "truncate", 48]["nll"] - rows["run", "trained", 48]["nll"]
-    assert rows["run", "truncate", 48]["difference"] == pytest.approx(gain, abs=1e-9)
+    trained, truncated = (rows["run", name, "nll", 48].value for name in ("trained", "truncate"))
+    difference = rows["run", "truncate", "difference", 48].value
+    assert difference == pytest.approx(truncated - trained, abs=1e-9)
 
 
 def test_text_of_imported_and_lost_training_is_named(root, capsys):

@@ -27,8 +27,9 @@ def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     for length, (nll, count) in first.items():
         assert count == 7 * 6
         total = 0.0
-        windows = fixed_windows(monitor.targets, length)
-        tokens = torch.from_numpy(monitor.text.windows(windows.document, windows.end, length))
+        text, targets = monitor.share.args
+        windows = fixed_windows(targets, length)
+        tokens = torch.from_numpy(text.windows(windows.document, windows.end, length))
         for row in tokens:
             with torch.no_grad():
                 (logits,) = model(row[None, :-1], TokenPositions.plain(length)).double()

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from interop import InteropError, build_model, read_folder
+from errors import InteropError
+from interop.build import build_model
 from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import FAMILIES
+from interop.huggingface.folder import read_folder
 from model import ModelSettings
 from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import ABSENT, ROPES, SMALL, VARIANTS, make, variant

@@ -18,8 +18,9 @@ from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import load_folder_tokenizer
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import InteropError
-from interop import build_model, read_folder
+from interop.build import build_model
 from interop.gguf import converted_gguf
+from interop.huggingface.folder import read_folder
 from interop.runs import run_of
 from run_directory.run import Run
 from tests.files import table

@@ -8,15 +8,8 @@ from errors import InteropError
 from interop.huggingface.hub import download
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        (errors.RepositoryNotFoundError, "hf:org/model@v2: .*no such model"),
-        (errors.GatedRepoError, "hf:org/model@v2 is gated: .*hf auth login"),
-        (ConnectionResetError, "hf:org/model@v2: .*cannot be downloaded"),
-    ],
-)
-def test_models_that_cannot_be_downloaded(kind, named, monkeypatch):
+@pytest.mark.parametrize("kind", [errors.GatedRepoError, ConnectionResetError])
+def test_models_that_cannot_be_downloaded(kind, monkeypatch):
     def fail(*_, **__):
         if kind is ConnectionResetError:
             raise kind("line one\nline two")
@@ -24,6 +17,7 @@ def test_models_that_cannot_be_downloaded(kind, named, monkeypatch):
         raise kind("line one\nline two", response=response)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    named = r"hf:org/model@v2: .*cannot be downloaded .*\(line one\).*hf auth login"
     with pytest.raises(InteropError, match=named) as refusal:
         download("org/model@v2")
     assert "\n" not in str(refusal.value)

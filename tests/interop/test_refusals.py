@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from interop import InteropError, build_model, read_folder
+from errors import InteropError
+from interop.build import build_model
 from interop.huggingface.config import read_config
+from interop.huggingface.folder import read_folder
 from tests.files import table
 from tests.interop.models import ABSENT, FIRST, variant
 
@@ -118,7 +120,7 @@ def test_foreign_names_stay_on_one_line(folder):
     with pytest.raises(InteropError) as refusal:
         build_model(read_folder(folder))
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {FORGED: "../x"}}))
+    index.write_text(json.dumps({"weight_map": {"x": FORGED}}))
     with pytest.raises(InteropError) as refused_index:
         read_folder(folder)
     for message in (str(refusal.value), str(refused_index.value)):
@@ -154,9 +156,9 @@ def test_damaged_and_missing_files(folder, file, content):
 @pytest.mark.parametrize(
     ("places", "named"),
     [
-        ({Q: "../model-1-of-1.safetensors"}, "not in a shard"),
+        ({Q: "../model-1-of-1.safetensors"}, r"\.\./model-1-of-1.safetensors"),
         ({Q: "model-2-of-2.safetensors"}, "model-2-of-2.safetensors"),
-        ({"model.extra": "model-1-of-1.safetensors"}, "model.extra"),
+        ({Q: ["model-1-of-1.safetensors"]}, "does not contain"),
         (None, "weight_map"),
     ],
 )

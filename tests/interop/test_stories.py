@@ -8,11 +8,12 @@ import json
 import pytest
 
 from data.tokenizers import load_tokenizer_file
-from errors import DataError
+from errors import DataError, InteropError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
-from interop import InteropError, build_model, read_folder
+from interop.build import build_model
+from interop.huggingface.folder import read_folder
 from interop.runs import write_run
 from tests.corpora import STORIES, needs_stories
 from tests.sentencepiece_models import sentencepiece_model

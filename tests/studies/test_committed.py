@@ -16,7 +16,6 @@ from data.preparation.prepare import prepare
 from data.sources import SOURCES
 from data.sources.local import Stdlib
 from data.tasks import HaystackTask
-from evaluation.scoring.methods import builtin_methods
 from evaluation.stores import haystacks
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
@@ -99,7 +98,7 @@ def test_data_can_be_prepared(path, stand_ins):
 @pytest.mark.parametrize("path", STUDIES)
 def test_study_can_be_planned(path, stand_ins):
     study = study_of([path])
-    planner = StudyPlanner(study, Path("study"), builtin_methods())
+    planner = StudyPlanner(study, Path("study"))
     prepared = set()
     for plan in planner.plan(cells_of(study)):
         data = plan.settings.data

@@ -25,9 +25,8 @@ from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
 from training.live_view import LiveView
-from training.metrics import Metrics
+from training.metrics import Metrics, WandbLog
 from training.step import NOT_FINITE, SPIKE, StepMetrics
-from training.wandb_log import WandbLog
 
 
 def write(file, start, *steps, **values):

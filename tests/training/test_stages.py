@@ -13,7 +13,7 @@ from settings.load import load_settings
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from training.checks import check_model
-from training.schedule import TrainingSchedule, learning_rate
+from training.schedule import TrainingSchedule, in_steps, learning_rate
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [
@@ -78,7 +78,8 @@ def test_length_curriculum():
     schedule = TrainingSchedule(s)
     rates = [schedule.learning_rates(step)["lr"] for step in (16, 17, 18)]
     t = s.training
-    whole = [learning_rate(t.lr_schedule, t.optimizer.lr, step, 23) for step in (16, 17, 18)]
+    lr_schedule = in_steps(t.lr_schedule, 23)
+    whole = [learning_rate(lr_schedule, t.optimizer.lr, step, 23) for step in (16, 17, 18)]
     assert rates == pytest.approx([whole[0], whole[1] / 2, whole[2]])
     one_each = t.model_copy(update={"micro_batch_size": 1})
     micro = TrainingSchedule(s.model_copy(update={"training": one_each}))

@@ -18,6 +18,8 @@ from settings.fields import setting
 class FopeSettings(RotationSettings):
     """Rotary positions whose cosines and sines are learned mixtures of frequencies (FoPE)."""
 
+    per_layer = True
+
     name: Literal["fope"] = "fope"
     max_length: int | None = setting(
         None,
@@ -34,10 +36,6 @@ class FopeSettings(RotationSettings):
         "pairs of dropped frequencies: unchanged, or cos = sin = 1: rotated by 45° "
         "and scaled by √2 at every position",
     )
-
-    @property
-    def per_layer(self):
-        return True
 
 
 class Fope(TabulatedScheme):

@@ -34,6 +34,7 @@ class Sandwich(DistanceBias):
     """
 
     settings: SandwichSettings
+    tabulate = False  # `tables` are by distance already
 
     def setup(self):
         super().setup()
@@ -68,10 +69,6 @@ class Sandwich(DistanceBias):
         )
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
-
-    @property
-    def tabulate(self):
-        return False  # `tables` are by distance already
 
     def bias(self, context):
         sums, (factors,), stretch = context.tables

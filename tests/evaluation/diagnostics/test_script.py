@@ -50,7 +50,6 @@ def test_attention_diagnostics_end_to_end(report):
     by_method |= {f"{name}-yarn" for name in by_method}
     assert figures.keys() == by_method | {"attention_by_method"}
     assert list(record["methods"]) == ["trained", "yarn"]
-    assert record["mismatch"] < 1e-5
     keys = ("method", "length", "layer", "head", "measure")
     cells = {tuple(cell[key] for key in keys): cell for cell in record["cells"]}
     value = {where: cell["value"] for where, cell in cells.items()}

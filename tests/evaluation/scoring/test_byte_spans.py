@@ -6,11 +6,11 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
-from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
+from evaluation.scoring.plan import choose_targets
 from evaluation.stores import EvaluationStores
-from tests.evaluation.conftest import BUILTIN, MemoryStore
+from tests.evaluation.conftest import MemoryStore
 
 SCORER = "evaluation.scoring.evaluate.ModelScorer"
 LENGTHS = [16, 32]
@@ -116,7 +116,7 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
         cost = 0.3 * run.tokenizer.token_bytes
         scorer = lambda windows, keep, cost=cost: cost[windows[:, -keep:]]  # noqa: E731
         monkeypatch.setattr(SCORER, lambda *_, scorer=scorer, **__: scorer)
-        methods = resolve_methods(["trained", "truncate"], BUILTIN, 16)
+        methods = resolve_methods(["trained", "truncate"], 16)
         result = EvaluationSession(
             settings, subject, run, methods, tmp_path / run.tokenizer.hash
         ).run()

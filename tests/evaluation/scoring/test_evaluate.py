@@ -7,7 +7,6 @@ from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.session import CellStore, cell_file
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
-from tests.evaluation.conftest import BUILTIN
 
 CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)]
 
@@ -159,7 +158,7 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     ],
 )
 def test_methods_and_overrides(methods, expected):
-    resolved = {r.label: r.overrides for r in resolve_methods(methods, BUILTIN, 48)}
+    resolved = {r.label: r.overrides for r in resolve_methods(methods, 48)}
     assert list(resolved) == ["trained", *expected]
     assert resolved == {"trained": (), **expected}
 
@@ -167,4 +166,4 @@ def test_methods_and_overrides(methods, expected):
 def test_unknown_and_reserved_methods_are_refused():
     for methods, name in ((["yarm"], "yarm"), ({"trained": ["x=1"]}, "trained")):
         with pytest.raises(EvaluationError, match=name):
-            resolve_methods(methods, BUILTIN, 48)
+            resolve_methods(methods, 48)

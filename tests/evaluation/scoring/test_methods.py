@@ -22,7 +22,7 @@ SAME = {"trained", "truncate"}  # no overrides of the model
 def host_of(label):
     """(settings as trained, settings under the method) of the first scheme that can take a built-in
     method."""
-    method = resolve_methods([label], BUILTIN, L0)[-1]
+    method = resolve_methods([label], L0)[-1]
     for scheme in ("rope", *SCHEMES):
         slow = ["model.position.theta=100.0"] if scheme == "rope" else []
         try:
@@ -58,14 +58,14 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
     close(ruled(text[:, -3:], rest, cache=cache), whole[:, -3:])
 
 
-def test_applicable_methods_are_identified():
-    def offered(*words, methods=BUILTIN):
+def test_applicable_methods_are_identified(monkeypatch):
+    def offered(*words):
         root = apply_overrides(RunSettings(), [*SHAPE, *words])
 
         def positions(overrides):
             return override(root, overrides).model.position.model_dump(mode="json")
 
-        accepted, left_out = compatible_methods(methods, L0, positions)
+        accepted, left_out = compatible_methods(L0, positions)
         return [method.label for method in accepted], left_out
 
     labels, left_out = offered("model.position.name=learned")
@@ -80,4 +80,5 @@ def test_applicable_methods_are_identified():
     assert "trained" in left_out["yarn"]
     assert "ntk" in labels
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
-    assert offered(methods=twice) == (["trained", "a"], {"b": "the same as a here"})
+    monkeypatch.setattr("evaluation.scoring.methods.builtin_methods", lambda: twice)
+    assert offered() == (["trained", "a"], {"b": "the same as a here"})

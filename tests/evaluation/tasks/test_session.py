@@ -54,8 +54,9 @@ def answered(reader, tmp_path, **changes):
         cells=tmp_path / "cells",
         facts=facts,
     )
-    session.reader = lambda model: reader
-    return session.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evaluation.tasks.task_session.TaskScorer", lambda *_: reader)
+        return session.run()
 
 
 def retriever(prompts, candidates, length):
@@ -96,7 +97,7 @@ def test_haystacks_cover_depths_and_items_are_nested():
 def test_retrieval_oracle_accuracy(tmp_path):
     result = answered(retriever, tmp_path)
     analysis = analyse_tasks(result)
-    rows = {(row["method"], row["length"]): row for row in analysis.rows}
+    rows = {(row["method"], row["length"]): row for row in analysis["cells"]}
     for length in (100, 200):
         row = rows["trained", length]
         assert row["accuracy"] == row["exact"] == 1
@@ -121,9 +122,9 @@ def test_retrieval_oracle_accuracy(tmp_path):
     assert rows["truncate", 100]["accuracy"] == 1
     assert rows["trained", 100]["gain"] is None
     # The cells of a grid are all items, once.
-    for spots in (analysis.by_depth, analysis.by_distance):
+    for spots in (analysis["by_depth"], analysis["by_distance"]):
         assert sum(spot["share"]["n"] for spot in spots) == 30 * len(rows)
-    cut = [s for s in analysis.by_distance if s["method"] == "truncate"]
+    cut = [s for s in analysis["by_distance"] if s["method"] == "truncate"]
     assert all(s["share"]["share"] < 1 for s in cut if s["where"] >= 128)
     assert {s["share"]["share"] for s in cut if s["until"] <= 64} == {1.0}
 

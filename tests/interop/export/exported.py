@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from interop.export.classes import choose_class
 from interop.export.described import ClassChoice
 from interop.export.files import write_model
+from interop.export.native import choose_class
 from model import TokenPositions, Transformer
 
 GENERATED = ClassChoice(None)

@@ -11,8 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from errors import InteropError
 from interop.export.angles import rotations
-from interop.export.classes import choose_class
 from interop.export.files import write_model
+from interop.export.native import choose_class
 from interop.export.parity import MULTIPLES, measure
 from interop.huggingface.weight_names import to_half
 from tests.interop.export.exported import CONTROLS

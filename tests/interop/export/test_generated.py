@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from interop import build_model, read_folder
+from interop.build import build_model
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
+from interop.huggingface.folder import read_folder
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from scripts.docs import support_matrix
 from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write

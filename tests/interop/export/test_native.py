@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from interop.export.classes import choose_class
 from interop.export.files import write_model
+from interop.export.native import choose_class
 from interop.export.parity import measure, parity_lengths
 from tests.files import table
 from tests.interop.export.exported import CONTROLS

@@ -107,9 +107,9 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
     save_weights(parent, 0, Transformer(settings.model, 258, 24).initialize(0))
     study = load("grid: {scheme: {linear: [model.position.scaling.name=linear]}}")
     study = study.model_copy(update={"base": [f"parent.run={parent}", "train_length=48", source]})
-    (plan,) = StudyPlanner(study, tmp_path / "study", {}).plan(cells_of(study))
+    (plan,) = StudyPlanner(study, tmp_path / "study").plan(cells_of(study))
     found = plan.settings
     assert (found.model.dim, found.original_length, found.seed) == (24, 24, 1)
     assert plan.settings.parent.hash == open_parent(parent).checkpoint.hash
     Run.create(plan.run, plan.settings, ByteTokenizer(), ["test"])
-    assert StudyPlanner(study, tmp_path / "study", {}).plan(cells_of(study)) == [plan]
+    assert StudyPlanner(study, tmp_path / "study").plan(cells_of(study)) == [plan]

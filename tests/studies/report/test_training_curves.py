@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 
 from data.files import write_json
-from errors import ConfigError, StudyError
+from errors import ConfigError, StudyError, TrainingError
 from run_directory.metrics_file import MetricsFile
 from run_directory.run import MANIFEST
 from run_directory.run_names import names_of
 from scripts.plots import plot_run
-from studies.report.training_figure import training_figure
-from studies.results.training_curves import read_curves
+from studies.report.training_figure import read_curves, training_figure
 from tests.artists import ends
 
 
@@ -51,7 +50,7 @@ def values(run, measure):
 
 def test_the_last_line_of_a_step_counts(tmp_path):
     folder = make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step)
-    run = read_curves(folder, "r", 0.02)
+    run = read_curves(folder, "r")
     losses = values(run, "loss")
     assert list(losses) == list(range(1, 41))
     assert math.isnan(losses[30])
@@ -83,17 +82,17 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert float(values["a/run", "held_out", "32", 40]) == 3.4
     assert values["a/run", "change", "", 29] == "32 tokens"
     assert values["a/run", "forked", "", 20] == "stem"
-    axes = training_figure([read_curves(folders[0], "one", 0.02)]).axes
+    axes = training_figure([read_curves(folders[0], "one")]).axes
     assert [end[:2] for end in ends(axes[0])] == [("one", "0.200")]
     assert 2 < axes[0].get_ylim()[1] < 8  # the first tenth of the tokens is clipped
 
 
 def test_invalid_runs_are_rejected(tmp_path):
-    with pytest.raises(StudyError):
-        read_curves(tmp_path / "none", "x", 0.02)
+    with pytest.raises(TrainingError):
+        read_curves(tmp_path / "none", "x")
     write_json(tmp_path / MANIFEST, {"format": 1})
     with pytest.raises(StudyError, match="no trained step"):
-        read_curves(tmp_path, "x", 0.02)
+        read_curves(tmp_path, "x")
 
 
 @pytest.mark.parametrize(

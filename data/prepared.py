@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data.data_settings import DataSettings, MixtureEntry
-from data.files import damage_reported, read_json
+from data.files import canonical_hash, damage_reported, read_json
 from data.generated import GeneratedData, generated
-from data.hashing import canonical_hash
 from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
 from data.text_settings import PreparedSource
