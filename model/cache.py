@@ -31,15 +31,17 @@ def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 def _selected(positions: TokenPositions | None, rows: Tensor) -> TokenPositions | None:
-    """The positions of these rows; those that apply to all rows stay as they are."""
-    if positions is None or (len(positions.order) == 1 and len(positions.lengths) == 1):
-        return positions
+    """The positions of these rows; tensors that apply to all rows stay as they are."""
+    if positions is None:
+        return None
     lengths = positions.lengths
     if len(lengths) > 1:
         lengths = tuple(lengths[row] for row in rows.tolist())
-    if len(positions.order) == 1:
-        return replace(positions, lengths=lengths)
-    return positions.map(lambda x: x.index_select(0, rows.to(x.device)), lengths=lengths)
+
+    def select(x: Tensor) -> Tensor:
+        return x if len(x) == 1 else x.index_select(0, rows.to(x.device))
+
+    return positions.map(select, lengths=lengths)
 
 
 class CacheIndex:

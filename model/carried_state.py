@@ -44,7 +44,12 @@ class CarriedLayer(LayerState):
 
     def _joined(self, name: str, x: Tensor, dim: int) -> Tensor:
         before = self._stored.get(name)
-        whole = x if before is None else torch.cat([before.to(x.dtype), x], dim)
+        whole = x
+        if before is not None:
+            count = before.shape[dim]
+            first = max(0, count - self._kept)  # more were kept for a wider window
+            before = before.narrow(dim, first, count - first)
+            whole = torch.cat([before.to(x.dtype), x], dim)
         count = min(self._kept, whole.shape[dim])
         self._store(name, whole.narrow(dim, whole.shape[dim] - count, count))
         return whole

@@ -109,9 +109,9 @@ def add_verdicts(
 
 
 def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
-    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain
-    over truncation paired per bucket."""
-    (windows,) = result.plan.windows.values()
+    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
+    to the last position; gain over truncation paired per bucket."""
+    ((length, windows),) = result.plan.windows.items()
     position = windows.target_positions()[result.screening.kept]
     exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
     buckets: dict[str, list[dict]] = {}
@@ -122,7 +122,7 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
             gain = interval(gains, alpha=1 - result.settings.confidence)
             bucket = {
                 "low": 2**k // 2,
-                "high": 2**k,
+                "high": min(2**k, length),
                 "count": int(inside.sum()),
                 "nll": pooled(nll[inside]),
                 "gain": {"estimate": gain.estimate, "low": gain.low, "high": gain.high},
@@ -145,7 +145,7 @@ def read_gains(result: EvaluationResult) -> Iterator[dict]:
     units = result.units[np.repeat(targets.document, targets.keep)]
     octave = np.frexp(targets.target_distances())[1]
     for (method, length), losses in result.repeated.items():
-        inputs = min(length, result.subject.trained_length) if method == TRUNCATE else length
+        inputs = result.subject.trained_length if method == TRUNCATE else length
         readable = targets.is_readable(inputs)
         for k in np.unique(octave).tolist():
             here = octave == k

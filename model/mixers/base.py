@@ -279,7 +279,7 @@ def check_scheme(
         if isinstance(plan, AttentionPlan):
             q = torch.ones(1, geometry.heads, positions.count, geometry.head_dim)
             views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
-            is_supported = _transforms_features(views)
+            is_supported = _transforms_features(views, geometry.head_dim)
             if not has_queries:
                 is_supported &= torch.equal(views[0].q, q)
     if not is_supported:
@@ -290,7 +290,9 @@ def check_scheme(
         )
 
 
-def _transforms_features(views: list[AttentionView]) -> bool:
-    """Whether views change nothing but queries and keys."""
+def _transforms_features(views: list[AttentionView], head_dim: int) -> bool:
+    """Whether views change nothing but queries and keys of `head_dim` features."""
     first = views[0]
-    return len(views) == 1 and first.weights_fn is None and first.mask.is_causal_only
+    is_same_size = first.k.shape[-1] == head_dim
+    is_plain = first.weights_fn is None and first.mask.is_causal_only
+    return len(views) == 1 and is_same_size and is_plain

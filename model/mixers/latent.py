@@ -15,6 +15,7 @@ from errors import ModelError
 from model.attention.mask import by_head
 from model.attention.softmax import HeadNorm, KeyMixer
 from model.mixers.base import LayerKind, MixerSettings, Modifiers
+from model.position import SCHEMES
 from settings.fields import setting
 
 
@@ -84,6 +85,12 @@ class LatentAttention(KeyMixer):
             raise ModelError(
                 f"kv_heads = {kind.kv_heads} is not supported by layers with mixer.name = latent, "
                 "whose heads share one slice of the keys: set kv_heads to 1"
+            )
+        name = kind.position.name
+        if SCHEMES[name][1].reads_features:
+            raise ModelError(
+                f"{where}: scheme '{name}' reads features of queries and keys, and layers with "
+                "mixer.name = latent have others; choose another scheme or mixer.name = attention"
             )
         if kind.position.shifted_keys:
             raise ModelError(

@@ -384,6 +384,7 @@ class PositionalScheme(nn.Module):
     supports_fractions: bool = True  # accepts real-valued positions
     fractions_hint: ClassVar[str] = "use integer positions"
     uses_position: ClassVar[bool] = True  # False: the scheme ignores positions
+    reads_features: ClassVar[bool] = False  # logits depend on features of q and k, not on q·k alone
     # one past the last position that the scheme can represent; None: unlimited
     limit: int | None = None
     depends_on_length: bool = False  # whether the declared sequence length changes the encoding

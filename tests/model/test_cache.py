@@ -57,11 +57,11 @@ def test_a_cache_grows_while_it_is_used(case, counts):
 
 
 @pytest.mark.parametrize("case", [*GROWING, "hybrid-heads", "rope-ntk-auto", "sinusoidal-auto"])
-@pytest.mark.parametrize("layout", ["plain", "ragged"])
+@pytest.mark.parametrize("layout", ["plain", "shifted", "ragged"])
 @torch.no_grad()
 def test_selected_rows_of_a_cache(case, layout):
     """Rows are repeated and reordered, as in beam search, and continue as if they had always been
-    there, each with its declared length."""
+    there, each with its declared length; `shifted` rows differ in their positions alone."""
     model = build(case)
     tokens = ids(3, T)
     counts = [T, T - 3, T - 1]
@@ -70,8 +70,12 @@ def test_selected_rows_of_a_cache(case, layout):
 
     def positions(rows: list[int]) -> TokenPositions:
         declared = [lengths[row] for row in rows]
+        plain = TokenPositions.plain(T)
         if layout == "plain":
-            return replace(TokenPositions.plain(T), lengths=tuple(declared))
+            return replace(plain, lengths=tuple(declared))
+        if layout == "shifted":
+            position = plain.order + torch.tensor(rows)[:, None]
+            return replace(plain, position=position, position_end=T + 2, unit_steps=False)
         return TokenPositions.left_padded([counts[row] for row in rows], T, lengths=declared)
 
     before = positions([0, 1, 2])

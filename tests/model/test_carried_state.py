@@ -67,6 +67,22 @@ def test_windows_equal_one_long_pass(case):
     assert (other[0, 3:33] - out[0, 3:33]).abs().amax(-1).min() > 1e-4
 
 
+@pytest.mark.parametrize("windows", [(WINDOW, 2), (2, WINDOW)])
+@torch.no_grad()
+def test_window_of_attention_changes_between_windows(windows):
+    """Keys of the only layer do not depend on the window, which a stage of training may change."""
+    model = build({"name": "fox", "window": windows[0]}, layers=1).train()
+    tokens = ids(2, LENGTH * 2)
+    positions = packed([[2 * LENGTH], [3, 2 * LENGTH - 3]])
+    state = CarriedState(model.settings, {})
+    model(tokens[:, :LENGTH], positions.part(0, LENGTH), cache=state)
+    model.reposition(build({"name": "fox", "window": windows[1]}, layers=1).settings)
+    after = CarriedState(model.settings, state.after())
+    out = model(tokens[:, LENGTH:], positions.part(LENGTH, 2 * LENGTH), cache=after)
+    reached = slice(0, None) if windows[1] < windows[0] else slice(WINDOW - windows[0], None)
+    close(out[:, reached], model(tokens, positions)[:, LENGTH:][:, reached])
+
+
 @pytest.mark.parametrize("case", ["gated_deltanet-rope", "hybrid", "fox", "rope-shifted"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("form", ["full", "selective", "compiled", "compiled blocks"])

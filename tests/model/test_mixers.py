@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from model import ModelSettings, TokenPositions, Transformer
+from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 from model.mixers import layer_state
-from tests.model.zoo import CONFIGS, RECURRENT, V, build, ids
+from tests.model.zoo import CONFIGS, MIXER_CASES, RECURRENT, V, build, ids
 
 
 @pytest.mark.parametrize("case", [*(f"{name}-rope" for name in RECURRENT), "latent-rope"])
@@ -27,6 +27,18 @@ def test_estimates_of_cached_numbers_are_exact(case):
             stored = layer._stored if is_state else layer._buffers
             numbers += sum(x.numel() for x in stored.values())
         assert numbers == model.cached_numbers(tokens)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("mixer", ["latent-rope", "kda-none", "linear-numerator-rope"])
+@torch.no_grad()
+def test_every_scheme_works_with_a_mixer_or_is_refused(mixer, scheme):
+    keys = {**MIXER_CASES[mixer], "position": {"name": scheme}}
+    try:
+        model = build(**keys)
+    except ModelError:
+        return
+    assert model(ids(1, 9)).isfinite().all()
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -12,6 +12,18 @@ LENGTHS = (6, 8, 9, 16, 17, 33)
 METHODS = table("model/reduced.yaml")
 
 
+def test_limits_of_different_windows_stay_apart():
+    """Both windows and their sinks cover all tokens, but one limits distances to 13, one to 15."""
+    remap = {"name": "lambda"}
+    models = [
+        build({"name": "rope", "window": window, "sinks": 4, "remap": remap}, train=L0)
+        for window in (13, 15)
+    ]
+    near, far = (model.settings.position.reduced(L0, L0) for model in models)
+    assert near != far
+    assert (models[0](ids(1, L0)) - models[1](ids(1, L0))).abs().max() > 1e-6
+
+
 @pytest.mark.parametrize("method", METHODS)
 @torch.no_grad()
 def test_equal_reduced_settings_mean_equal_logits(method):

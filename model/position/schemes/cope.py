@@ -39,6 +39,7 @@ class Cope(PositionalScheme):
     """
 
     uses_position = False
+    reads_features = True
     exempt = UNROLLED
     settings: CopeSettings
 

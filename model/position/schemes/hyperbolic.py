@@ -63,6 +63,7 @@ class Hyperbolic(PositionalScheme):
     """
 
     cached_form = "plain keys, in the coordinates u and w"
+    reads_features = True
     exempt = UNROLLED
     settings: HyperbolicSettings
 

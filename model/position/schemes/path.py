@@ -56,6 +56,7 @@ class PathAttention(ContentScheme):
 
     cached_form = "plain keys, directions w and strengths β"
     uses_position = False
+    reads_features = True
     exempt: ClassVar[dict[str, str]] = {
         "window": "the product between two tokens depends on the tokens between them and, by "
         "convolution, "

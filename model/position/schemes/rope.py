@@ -65,7 +65,10 @@ class RotarySettings(RotationSettings):
             changes["scaling"] = NoScaling()
         if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
             changes["remap"] = NoRemap()
-        return super().reduced(length, original_length).model_copy(update=changes)
+        kept = self.model_copy(update=changes)
+        if kept.remap.needs_sinks:  # it depends on window and sinks
+            return kept
+        return super(RotarySettings, kept).reduced(length, original_length)
 
     @model_validator(mode="after")
     def _remap_is_possible(self):

@@ -39,6 +39,7 @@ class Shaw(PositionalScheme):
     """
 
     supports_fractions = False
+    reads_features = True
     exempt = UNROLLED
     settings: ShawSettings
 

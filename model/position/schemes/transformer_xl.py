@@ -40,6 +40,7 @@ class TransformerXL(PositionalScheme):
     """
 
     supports_fractions = False
+    reads_features = True
     exempt = UNROLLED
     settings: TransformerXLSettings
 

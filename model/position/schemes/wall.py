@@ -36,6 +36,7 @@ class Wall(ContentScheme):
 
     cached_form = "plain keys and cumulative log gates of every feature"
     uses_position = False
+    reads_features = True
     exempt = UNROLLED
     settings: WallSettings
 

@@ -78,22 +78,23 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
             assert (delta.family, delta.units, delta.level) == (6, 7, 0.95)
 
 
-def test_position_report_shows_buckets_and_gains(do):
-    """The buckets are [2^k, 2^(k+1)), and gains are paired by unit."""
-    result = do(protocol="by-position")
+@pytest.mark.parametrize("longest", [64, 50])
+def test_position_report_shows_buckets_and_gains(do, longest):
+    """The buckets are [2^k, 2^(k+1)) up to the last position, and gains are paired by unit."""
+    result = do(protocol="by-position", lengths=[longest])
     report = loss_report(result, analyze(result))
     axes, below = report.figures["nll_by_position"].axes
     losses = of(report, "nll_at_positions")
     gains = of(report, "gain_at_positions")
     assert_shows(axes, losses, place=tokens_seen)
     assert_shows(below, gains, names=axes, place=tokens_seen)
-    assert tokens_seen(gains[-1]) == pytest.approx(math.sqrt(33 * 64))  # positions 32 to 63
+    assert tokens_seen(gains[-1]) == pytest.approx(math.sqrt(33 * longest))  # positions from 32
     (windows,) = result.plan.windows.values()
     position = windows.target_positions()[result.screening.kept]
     for row, of_gain in zip(losses, gains, strict=True):
         here = (position >= row.at) & (position < row.until)
         method = "trained" if row.variant == "as trained" else row.variant
-        own = result.nll[method, 64]
+        own = result.nll[method, longest]
         assert row.value == pytest.approx(own[here].mean())
         change = (result.truncated - own)[here]
         units = result.unit[here]
