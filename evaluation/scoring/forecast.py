@@ -13,7 +13,7 @@ from model.attention.weights import Normalizer
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
 # kernel.
-BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
+BLOCKS = {"masked": 5, "views": 6, "weighed": 14}
 SLACK = 1.25  # for the allocator
 HEAD_FLOATS = 1 << 23  # logits alive at once; more are computed in chunks
 # per batch: larger batches are faster on a GPU, not on a CPU
@@ -94,7 +94,7 @@ def blocks_at_once(model: Transformer) -> int:
             blocks.append(BLOCKS["views"])
         elif device.type == "cpu" and first.q.shape[-1] != v.shape[-1]:
             blocks.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
-        elif kernel == "merged" or (kernel == "blocks" and not first.mask.is_by_distance):
+        elif kernel in ("merged", "biased", "blocks") and not first.mask.is_by_distance:
             blocks.append(BLOCKS["masked"])
 
     tokens = torch.zeros(1, 2, dtype=torch.long, device=device)

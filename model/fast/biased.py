@@ -63,15 +63,15 @@ def biased_attention(
         v = F.pad(v, (0, -extra))
     out = q.new_empty(q.shape)
     logs = q.new_empty(q.shape[:3], dtype=bias.table.dtype)
-    for start in range(0, q.shape[2], QUERY_BLOCK):
+    # The block with the most keys first, so the allocator can reuse its memory.
+    for start in reversed(range(0, q.shape[2], QUERY_BLOCK)):
         stop = min(start + QUERY_BLOCK, q.shape[2])
         low, high = bias.keys_of(start, stop)
-        mask = bias.tile(start, stop, low, high)
         block, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[:, :, start:stop].flip(2),
             k[:, :, low:high],
             v[:, :, low:high],
-            attn_mask=mask.expand(len(q), -1, -1, -1),
+            attn_mask=bias.tile(start, stop, low, high).expand(len(q), -1, -1, -1),
             scale=scale,
         )
         out[:, :, start:stop] = block.flip(2)

@@ -49,7 +49,7 @@ def gpu_model(case: str, dtype: torch.dtype = torch.float32, layers: int = 2) ->
     position = CASES[case]
     if case == "rope-longrope":  # its factors are those of ten rotated features
         position = {**position, "fraction": 0.625}
-    return build(position, dtype=dtype, heads=4, kv_heads=2, head_dim=16, dim=32, layers=layers)
+    return build(position, dtype=dtype, head_dim=16, dim=32, layers=layers)
 
 
 def gradients(

@@ -22,8 +22,8 @@ def zoo_model(case):
 
 
 KERNELS = {
-    "plain": ["rope", "none", "alibi", "fox", "t5", "sandwich", "xpos", "rope-window"],
-    "masked": ["fire", "pope", "rope-dual-chunk"],
+    "plain": ["rope", "none", "alibi", "t5", "sandwich", "xpos", "rope-window"],
+    "masked": ["fire", "fox", "pope", "rope-dual-chunk"],
     "views": ["rope-sinks", "none-ssmax"],
     "weighed": ["cope", "dape", "path", "shaw", "stick_breaking", "transformer_xl"],
 }
