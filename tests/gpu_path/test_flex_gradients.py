@@ -18,7 +18,7 @@ pytestmark = flex_tests
 
 # Schemes whose weights are not the softmax of a masked product. All others run as FlexAttention,
 # unless their weights are entmax or have vectors of values.
-EXPLICIT = {"hyperbolic", "cope", "transformer_xl", "dape", "stick_breaking", "path"}
+EXPLICIT = {"hyperbolic", "cope", "transformer_xl", "dape", "stick_breaking", "path", "wall"}
 # Every kind of mask and bias once, every layout several times: plain causality, window, sinks,
 # several views, a fixed, a learned and a content bias, a sink logit, frequencies per row.
 QUICK = [
