@@ -271,7 +271,8 @@ class EvaluationSession(CellSession):
         tokenizer = self.targets.tokenizer
         if plan.span_bytes is None:
             ids = plan.target_ids(self.text)[kept]
-            result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
+            index = plan.target_index()[kept]
+            result.n_bytes = raw_bytes(ids, result.document, index, self.text, tokenizer)
             if stores.train is not None:
                 result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
         else:

@@ -63,6 +63,11 @@ class EvaluationPlan:
         rows = self.truncated.rows()
         return np.concatenate([text.slice(d, end - keep, end) for d, end, keep in rows])
 
+    def target_index(self) -> np.ndarray:
+        """(n_targets,) index of every counted target in the text of its document."""
+        rows = self.truncated.rows()
+        return np.concatenate([np.arange(end - keep, end) for _, end, keep in rows])
+
 
 def make_plan(
     settings: EvaluationSettings,
@@ -182,10 +187,12 @@ def with_repeats(
 def raw_bytes(
     ids: np.ndarray,
     documents: np.ndarray,
+    index: np.ndarray,
     text: EvaluationText,
     tokenizer,
 ) -> int | None:
-    """Raw bytes of the targets with these token `ids` in these `documents`.
+    """Raw bytes of the targets with these token `ids`, each at this `index` of the text of its
+    document, without what the tokenizer inserts before a text.
 
     None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per
     byte would be wrong.
@@ -195,7 +202,10 @@ def raw_bytes(
         raw = int(text.store.bytes[document]) + len(tokenizer.prefix)
         if int(size[text.store.document(document)].sum()) != raw:
             return None
-    return int(size[ids].sum()) if (size[ids] > 0).all() else None
+    if not (size[ids] > 0).all():
+        return None
+    first = int(text.store.has_bos) - text.shift  # index of the first token after BOS
+    return int(size[ids].sum()) - len(tokenizer.prefix) * int((index == first).sum())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import pytest
 from errors import EvaluationError
 from evaluation.reports.loss_report import loss_report
 from evaluation.scoring.methods import new_sinks, resolve_methods
+from evaluation.scoring.plan import raw_bytes
 from evaluation.scoring.session import CellStore, cell_file
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
@@ -111,6 +112,22 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     assert bits == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
     assert do(store=store).n_bytes is None
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_an_inserted_space_is_no_byte_of_the_text(make_store, tokenizer, bos):
+    tokenizer.prefix = b" "
+    store = make_store([6, 5], bos=bos)
+    sizes = [[int(tokenizer.token_bytes[i]) for i in document] for document in store.documents]
+    store.bytes = np.array([sum(own) - 1 for own in sizes])
+    text = EvaluationText(store)
+    # All tokens that have context: with BOS, the first token of the text as well.
+    index = [np.arange(1, length) for length in text.lengths]
+    ids = [store.documents[d][own] for d, own in enumerate(index)]
+    documents = np.repeat([0, 1], [len(own) for own in index])
+    expected = sum(sum(own[1 : 1 + len(at)]) - bos for own, at in zip(sizes, index, strict=True))
+    count = raw_bytes(np.concatenate(ids), documents, np.concatenate(index), text, tokenizer)
+    assert count == expected
 
 
 def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
