@@ -21,8 +21,7 @@ from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.statistics.analysis import add_levels
-from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.verdicts import pooled
+from evaluation.statistics.intervals import interval_over_units
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
 
@@ -125,7 +124,7 @@ def comparison_report(
 def _is_undertrained(result: EvaluationResult) -> bool:
     if result.unigram is None or result.truncated is None:
         return False
-    return pooled(result.truncated) > pooled(result.unigram) - UNDERTRAINED
+    return result.truncated.mean() > result.unigram.mean() - UNDERTRAINED
 
 
 def _add_losses(r: LossResults, entries: Entries) -> None:
@@ -139,8 +138,10 @@ def _add_losses(r: LossResults, entries: Entries) -> None:
             nll = result.nll.get((own.label, length))
             # truncation to the trained length changes nothing there: it is the same array
             if base is not None and nll is not None and nll is not base:
-                changes[label, length] = unit_means(nll - base, first.unit)
+                changes[label, length] = nll - base
     r.difference_family = max(1, len(changes))
     for (label, length), change in changes.items():
-        difference = interval(change, alpha=1 - r.confidence, family=r.difference_family)
+        difference = interval_over_units(
+            change, first.unit, alpha=1 - r.confidence, family=r.difference_family
+        )
         r.table.add(label, "difference", difference, length)
