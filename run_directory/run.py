@@ -56,6 +56,8 @@ from settings.yaml_io import parse_yaml
 SETTINGS = "settings.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+SECOND_LOCK = ".holder.lock"
+HOLDER = ".holder"
 METRICS = "metrics.jsonl"
 MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
 # Keys of the manifest whose values must not change on resume.
@@ -465,24 +467,16 @@ def locked_run(folder: Path) -> Iterator[None]:
     """Lock a run against training by other processes; the system releases the lock of a killed
     process.
 
-    Both the folder and a file in it are locked: the file can be deleted, and on network file
-    systems the lock of the folder is not visible on other machines. The file names the process that
-    has the lock.
+    There are two lock files, as one may be deleted by hand. A third one names the process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with open(folder / LOCK, "a+", encoding="utf-8", errors="replace") as lock:
-            if locked(handle) is False or locked(lock) is False:
-                lock.seek(0)
-                holder = lock.read(200).strip() or "another process"
-                raise TrainingError(
-                    f"{folder} is being trained by {holder}; wait for it or end it (a stopped "
-                    "process keeps its lock)"
-                )
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            lock.flush()
-            yield
-    finally:
-        os.close(handle)
+    holder = folder / HOLDER
+    with locked(folder / LOCK) as first, locked(folder / SECOND_LOCK) as second:
+        if not (first and second):
+            name = holder.read_text(encoding="utf-8") if holder.is_file() else "another process"
+            raise TrainingError(
+                f"{folder} is being trained by {name}; wait for it or end it (a stopped process "
+                "keeps its lock)"
+            )
+        write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
+        yield

@@ -1,6 +1,6 @@
 """Hardware: peak FLOP/s and memory, and what `training.precision: auto` chooses for it."""
 
-import resource
+import importlib
 import sys
 import time
 from pathlib import Path
@@ -93,6 +93,9 @@ def peak_memory(device: torch.device) -> int:
     for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return 0  # not known
+    resource = importlib.import_module("resource")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -137,8 +137,8 @@ class StudyRunner:
             if devices := gpus():
                 os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
             plan.run.parent.mkdir(parents=True, exist_ok=True)
-            with open(plan.run.with_name(f"{plan.run.name}.lock"), "a") as lock:
-                if locked(lock) is False:
+            with locked(plan.run.with_name(f"{plan.run.name}.lock")) as is_ours:
+                if not is_ours:
                     return REQUEUE
                 return self._work(plan).run()  # what another process has done meanwhile is not left
 
