@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from errors import ConfigError, StudyError
 from settings.load import load_settings
 from studies.claims.atlas import write_atlas
-from studies.claims.claim_results import read_rows, verdict_of
+from studies.claims.claim_results import MeasuredValues, read_rows, verdict_of
 from studies.claims.claim_run import Claim, commit_of
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.command import load_claims
@@ -44,8 +45,10 @@ learned: [{{value: {{length: 24}}, at_most: 9}}]
 
 @pytest.fixture
 def claims(write_study, tmp_path, monkeypatch):
-    """Run claims in an empty folder, which is no repository."""
+    """Run claims in an empty folder, which is no repository. Models of three updates pass for
+    trained."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", -9)
 
     def run(text: str, *options: object) -> tuple[int, Path]:
         file = write_study(text)
@@ -122,8 +125,11 @@ def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
     assert claims(CLAIM, "--dry-run")[0] == 0
 
 
-def test_runs_that_have_not_learned_are_inconclusive(claims):
-    _, file = claims(CLAIM.replace("at_most: 9", "at_most: 1"))
+@pytest.mark.parametrize(("at_most", "undertrained"), [(1, -9), (9, 0.5)])
+def test_runs_that_have_not_learned_are_inconclusive(claims, at_most, undertrained, monkeypatch):
+    """By the condition of the claim, or because they are hardly better than a unigram model."""
+    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", undertrained)
+    _, file = claims(CLAIM.replace("at_most: 9", f"at_most: {at_most}"))
     folder = Path("runs/claims/tiny")
     settings = load_settings(ClaimSettings, [str(file)])
     ours = verdict_of(settings, read_rows(folder / "results.csv"))
