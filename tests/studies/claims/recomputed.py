@@ -76,7 +76,7 @@ def verdict(file: Path, results: Path) -> tuple[str, dict[str, tuple[float, floa
 
 def cell(value: dict, rows: list[dict], seed: str, fixed: dict) -> float:
     """The number of one arm."""
-    wanted = {**value, **fixed, "seed": seed}
+    wanted = {"method": "trained", **value, **fixed, "seed": seed}
     (row,) = {
         (row["value"], row["weights"])
         for row in rows
