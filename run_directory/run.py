@@ -40,7 +40,6 @@ from run_directory.checkpoints import (
     AVERAGE,
     STATE,
     WEIGHTS,
-    Checkpoint,
     find_checkpoint,
     steps_of,
     while_training,
@@ -274,19 +273,6 @@ class Run:
         """The steps of its checkpoints, good or damaged, ascending."""
         return steps_of(self.folder)
 
-    def checkpoint(
-        self,
-        step: int | None = None,
-        only: tuple[str, ...] | None = None,
-        console: Console | None = None,
-    ) -> Checkpoint:
-        """A good checkpoint, as `find_checkpoint` finds it. Raises TrainingError where there is
-        none."""
-        checkpoint = find_checkpoint(self.folder, console, step, only)
-        if checkpoint is None:
-            raise TrainingError(f"{self.folder} has no checkpoint yet; train it first")
-        return checkpoint
-
     def open_data(self) -> RunData:
         """The prepared text that the run was trained on, according to its manifest."""
         if items := generated(self.settings.data):
@@ -301,6 +287,7 @@ class Run:
         checkpoint: int | None = None,
         weights: Literal["ema", "last"] | None = None,
         console: Console | None = None,
+        skip_damaged: bool = False,
     ) -> LoadedRun:
         """Load the model and the tokenizer, in evaluation mode.
 
@@ -309,14 +296,15 @@ class Run:
                 the settings the checkpoint was last trained with (`training.stages`), or another
                 model; see `override`.
             dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
-            checkpoint: step of the checkpoint; None: the newest good one.
+            checkpoint: step of the checkpoint; None: the newest.
             weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if
                 there is one.
-            console: reports damaged checkpoints that are skipped; None: standard error.
+            console: prints warnings; None: to standard error.
+            skip_damaged: use the newest intact checkpoint where the newest is damaged.
 
         Raises:
-            TrainingError: not a run, no good checkpoint, no EMA in it, another tokenizer, edited
-                settings, or an override outside the positional scheme.
+            TrainingError: not a run, no checkpoint, a damaged one, no EMA in it, another tokenizer,
+                edited settings, or an override outside the positional scheme.
             ModelError: an override that the trained scheme does not allow.
         """
         console = console or Console()
@@ -326,7 +314,11 @@ class Run:
             )
 
         def read() -> LoadedRun:
-            source = self.checkpoint(checkpoint, (WEIGHTS, AVERAGE, STATE), console)
+            files = (WEIGHTS, AVERAGE, STATE)
+            warn = console.warn if skip_damaged else None
+            source = find_checkpoint(self.folder, checkpoint, files, warn)
+            if source is None:
+                raise TrainingError(f"{self.folder} has no checkpoint yet; train it first")
             trained, change = last_trained(self.settings, source.step)
             settings = override(trained, overrides)
             model = make_model(settings, self.vocab_size)

@@ -13,9 +13,9 @@ from training.train_state import TrainState
 
 
 def resume(run: TrainingRun, state: TrainState) -> None:
-    """Restore the newest good checkpoint of the run, if there is one. Every process calls it."""
-    console = run.console if run.parallel.main else None
-    checkpoint = find_checkpoint(run.folder, console)
+    """Restore the newest intact checkpoint of the run, if there is one. Every process calls it."""
+    warn = run.console.warn if run.parallel.main else lambda text: None
+    checkpoint = find_checkpoint(run.folder, warn=warn)
     if checkpoint is not None:
         state.restore(checkpoint, run.parallel)
     run.parallel.agree(

@@ -21,8 +21,8 @@ from run_directory.checkpoints import (
     Snapshot,
     clean_leftovers,
     copy_checkpoint,
-    find_checkpoint,
     save_snapshot,
+    steps_of,
 )
 from run_directory.console import Console
 from run_directory.exposure import INHERITED, exposure_of, make_sampler
@@ -239,7 +239,7 @@ class TrainingRun:
         it is, with its optimizer, for a fork; its weights as step 0 for an extension run. Called by
         one process."""
         parent = self.parent
-        if find_checkpoint(self.folder) is not None:  # `resume` reports damaged ones
+        if steps_of(self.folder):  # `resume` reports damaged ones
             return
         if parent is None:
             raise TrainingError(

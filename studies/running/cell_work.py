@@ -11,6 +11,7 @@ from pathlib import Path
 from errors import INTERRUPTED, UserError, printable
 from evaluation.evaluate_runs import run_evaluation
 from model.devices import prepare_cpu
+from run_directory.checkpoints import find_checkpoint, steps_of
 from settings.load import load_settings
 from settings.script import message_of
 from studies.running.cell_record import TRAINING, CellRecord, identity_of, last_checkpoint
@@ -95,6 +96,8 @@ class CellWork:
         return []
 
     def _train(self) -> None:
+        if (last := self.plan.settings.steps) in steps_of(self.plan.run):
+            find_checkpoint(self.plan.run, last)  # a damaged one is not replaced by another model
         arguments = [*self.plan.cell.arguments, "--run-dir", str(self.plan.run)]
         if self.precision:
             arguments += ["--auto-precision", self.precision]
