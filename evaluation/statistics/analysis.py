@@ -17,6 +17,7 @@ from evaluation.statistics.verdicts import (
     add_verdicts,
     bits_per_byte,
     by_position,
+    is_undertrained,
     perplexity,
     pooled,
     read_gains,
@@ -56,6 +57,8 @@ def analyze(result: EvaluationResult) -> Analysis:
         )
     l0 = result.subject.trained_length
     has_baseline = result.truncated is not None
+    unigram = None if result.unigram is None else pooled(result.unigram)
+    truncated = pooled(result.truncated) if has_baseline else None
     is_by_position = result.plan.protocol == "by-position"
     judged, notes = _judged_methods(result)
     cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
@@ -64,6 +67,7 @@ def analyze(result: EvaluationResult) -> Analysis:
         result.settings.tolerance,
         alpha=1 - result.settings.confidence,
         family=max(1, len(cells - result.absent.keys())),
+        has_learned=not is_undertrained(truncated, unigram),
     )
     if not has_baseline or is_by_position:
         judged = []
@@ -91,8 +95,8 @@ def analyze(result: EvaluationResult) -> Analysis:
         buckets=by_position(result) if is_by_position and has_baseline else {},
         read_gains=list(read_gains(result)),
         family=rules.family,
-        unigram=None if result.unigram is None else pooled(result.unigram),
-        truncated=pooled(result.truncated) if has_baseline else None,
+        unigram=unigram,
+        truncated=truncated,
         notes=notes,
     )
 

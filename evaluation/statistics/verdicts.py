@@ -25,6 +25,7 @@ HELD = "held"
 BROKEN = "broken"
 INCONCLUSIVE = "inconclusive"
 POINTS_ONLY = "points only"
+UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class VerdictRules:
     Attributes:
         tolerance: in nats.
         alpha: of intervals; simultaneous over `family` for changes.
+        has_learned: False for an undertrained model. Its loss holds at any length, so it gets
+            neither "held" nor a context reach.
         interval: over units (`intervals.interval`), or over seeds and units (`seeds.change`).
     """
 
@@ -42,6 +45,15 @@ class VerdictRules:
     alpha: float = 0.05
     family: int = 1
     interval: Callable[..., MeanInterval] = interval
+    has_learned: bool = True
+
+
+def is_undertrained(as_trained: float | None, unigram: float | None) -> bool:
+    """Whether a model with the NLL `as_trained` at its trained length is hardly better than a
+    unigram model on the same targets; False where one of the two is unknown."""
+    if as_trained is None or unigram is None:
+        return False
+    return as_trained > unigram - UNDERTRAINED
 
 
 def pooled(nll: np.ndarray) -> float:
@@ -81,7 +93,7 @@ def add_verdicts(
         is_precise: False for numbers with rounding errors, which are neither held nor broken.
     """
     words = {}
-    holding = is_precise
+    holding = is_precise and rules.has_learned
     for length in sorted({*changes, *missing}):
         if length in missing:
             holding = holding and length < rules.trained_length
