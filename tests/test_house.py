@@ -219,7 +219,9 @@ def may_unpickle(call: ast.Call) -> bool:
     return (
         (called == "torch.load" and keys.get("weights_only") != "True")
         or (called in ("np.load", "numpy.load") and keys.get("allow_pickle", "False") != "False")
-        or called in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec")
+        # BaseLoader makes nothing but text
+        or (called == "yaml.load" and keys.get("Loader") != "yaml.BaseLoader")
+        or called in ("yaml.unsafe_load", "yaml.full_load", "eval", "exec")
     )
 
 

@@ -65,7 +65,7 @@ def test_settings_dropped_by_a_later_choice_are_reported(tmp_path):
 
 def written(file: Path) -> dict[tuple, object]:
     """The values in a settings file and those it extends, as text, by path."""
-    tree = yaml.load(file.read_text(), yaml.BaseLoader)
+    tree = yaml.load(file.read_text(), Loader=yaml.BaseLoader)
     parents = tree.pop("extends", [])
     values = {}
     for parent in [parents] if isinstance(parents, str) else parents:
