@@ -30,11 +30,9 @@ class CellWork:
         plan: PlannedCell,
         folder: Path,
         call: StudyCall,
-        precision: str = "",
     ):
         self.plan = plan
         self.call = call
-        self.precision = precision
         self.log = folder / "logs" / f"{plan.id}.log"
         self.record = CellRecord(folder, plan)
         self.checkpoint = last_checkpoint(plan)
@@ -98,9 +96,9 @@ class CellWork:
     def _train(self) -> None:
         if (last := self.plan.settings.steps) in steps_of(self.plan.run):
             find_checkpoint(self.plan.run, last)  # a damaged one is not replaced by another model
-        arguments = [*self.plan.cell.arguments, "--run-dir", str(self.plan.run)]
-        if self.precision:
-            arguments += ["--auto-precision", self.precision]
+        precision = self.plan.settings.training.precision  # `auto` is resolved once for all cells
+        arguments = [*self.plan.cell.arguments, f"training.precision={precision}"]
+        arguments += ["--run-dir", str(self.plan.run)]
         if self.call.train(arguments) != 0:
             raise KeyboardInterrupt  # it has saved a checkpoint
 
