@@ -244,7 +244,12 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
 
     dtype = DTYPES.get(args.dtype)
     loaded = Run.open(run_of(args.run)).load(
-        args.overrides, device, dtype, console=console, weights=args.weights
+        args.overrides,
+        device,
+        dtype,
+        console=console,
+        weights=args.weights,
+        skip_damaged=True,
     )
     if loaded.changed:
         console.info(loaded.changed)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 
 from run_directory.training_settings import TrainingSettings
+from settings.load import setting_before_validation
 from settings.script import run_main
 from training.batches import StepBatch, step_batches
 from training.checkpointer import Checkpointer, resume
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     assert __doc__
     options = parse_options(__doc__, arguments)
-    if any("parent" in word for word in options.overrides):
+    if setting_before_validation(options.overrides, "parent") is not None:
         from interop.runs import with_imported_parent
 
         options.overrides = with_imported_parent(options.overrides)

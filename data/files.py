@@ -2,7 +2,6 @@
 hashes."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -11,10 +10,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
 import numpy as np
+import psutil
+from filelock import FileLock, Timeout
 
 from errors import DataError, TrainingError
 
@@ -77,7 +78,9 @@ def path_problem(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
+    """Flush a file or a folder to the disk; Windows cannot flush folders."""
+    if os.name == "nt" and path.is_dir():
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -101,18 +104,8 @@ def remove_drafts(folder: Path) -> None:
     running processes and of other machines are kept."""
     for draft in folder.rglob(f".*.{_host()}.*.tmp"):
         process = draft.name.split(".")[-2]
-        if process.isdigit() and not _is_running(int(process)):
+        if process.isdigit() and not psutil.pid_exists(int(process)):
             draft.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass  # a process of another user
-    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -167,23 +160,17 @@ def canonical_hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def locked(
-    file: IO | int,
-    *,
-    shared: bool = False,
-    wait: bool = False,
-) -> bool | None:
-    """Lock an open file, or a folder by its descriptor, until it is closed or this process ends.
-
-    Returns:
-        True: the lock is acquired (with `shared`, possibly by several processes). False: another
-        process has it, and `wait` is False. None: the file system does not support locks.
-    """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+@contextmanager
+def locked(file: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock `file` until the block ends, or this process, for any reason. The value is
+    False, and the lock is not held, if another process holds it and `wait` is False."""
+    lock = FileLock(file)
     try:
-        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

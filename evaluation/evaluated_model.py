@@ -16,7 +16,7 @@ from errors import EvaluationError, TrainingError
 from evaluation.scoring.methods import CellPlace, Method, new_sinks
 from model import AnyPosition, ModelError, Transformer, legal_overrides
 from run_directory.console import Console
-from run_directory.position_overrides import override, why, widens
+from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 
@@ -86,8 +86,7 @@ class EvaluatedModel:
 
     def longest(self, overrides: Sequence[str]) -> int | None:
         """The longest input that the positions of a method allow; None if unlimited."""
-        self._model.reposition(self.settings_under(overrides).model)
-        return self._model.limit
+        return meta_model(self.settings_under(overrides)).limit
 
     def offered(self, overrides: Sequence[str], bos: str) -> dict:
         """Position settings under a built-in method; raises EvaluationError with the reason if

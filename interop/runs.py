@@ -231,6 +231,5 @@ def _settings(
 def _alone(folder: Path) -> Iterator[None]:
     """Wait until no other process imports the same checkpoint."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "a") as lock:
-        locked(lock, wait=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
         yield

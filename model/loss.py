@@ -13,7 +13,7 @@ IGNORED = -100  # target id that is excluded from the loss
 LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Dynamo of torch < 2.13 cannot trace a hash of its fields
 class OutputHead:
     """Logits of hidden states: x · Wᵀ / divisor, and with a cap c · tanh(· / c).
 

@@ -290,7 +290,9 @@ class Transformer(nn.Module):
                 "windows that are sharded over processes have no cache, and outputs of the last "
                 "tokens only in evaluation mode under torch.no_grad()"
             )
-        for block, hook in zip(self.blocks, hooks or (), strict=False):
+        if hooks is not None and len(hooks) != len(self.blocks):
+            raise ModelError(f"{len(hooks)} hooks for {len(self.blocks)} layers: give one for each")
+        for block, hook in zip(self.blocks, hooks or [None] * len(self.blocks), strict=True):
             if hook is not None and not block.attention.has_attention_weights:
                 raise ModelError(
                     "layers without softmax attention have no attention weights for hooks"

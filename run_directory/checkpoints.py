@@ -1,4 +1,4 @@
-"""Atomic checkpoints, and search for the newest good one of a run.
+"""Atomic checkpoints, and search for the newest one of a run.
 
 A checkpoint is a folder `checkpoints/step-N`: model.safetensors, optimizer.safetensors (moments by
 parameter name, and the state of the random generators), state.json, and manifest.json with size and
@@ -229,8 +229,7 @@ def clean_leftovers(run: Path) -> None:
 
 
 def _kept(run: Path) -> str:
-    good = (step for step in reversed(steps_of(run)) if damage(folder_of(run, step)) is None)
-    step = next(good, None)
+    step = newest_intact(run)
     return "there is no earlier one" if step is None else f"step {step} is intact"
 
 
@@ -283,15 +282,22 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
 
 
 def find_checkpoint(
-    run: Path, console=None, step: int | None = None, only: tuple[str, ...] | None = None
+    run: Path,
+    step: int | None = None,
+    only: tuple[str, ...] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Checkpoint | None:
-    """The newest good checkpoint of a run, or the one of `step`; None where there is none yet.
+    """The newest checkpoint of a run, or the one of `step`; None where there is none yet.
 
-    Damaged checkpoints are skipped with a warning. Raises TrainingError where `step` is missing or
-    damaged, and where every checkpoint is damaged. Writes nothing, as another process may be
-    training the run.
+    Args:
+        only: the files to verify; None: all.
+        warn: the newest intact checkpoint is returned instead of a damaged newest one, after a call
+            with a warning. None: a damaged one is an error.
+
+    Raises TrainingError where `step` is missing, and where the checkpoint is damaged. Writes
+    nothing, as another process may be training the run.
     """
-    return while_training(run, lambda: _find(run, console, step, only))
+    return while_training(run, lambda: _find(run, step, only, warn))
 
 
 def while_training(run: Path, read: Callable[[], T]) -> T:
@@ -316,23 +322,38 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
     )
 
 
-def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) -> Checkpoint | None:
+def _find(
+    run: Path, step: int | None, only: tuple[str, ...] | None, warn: Callable[[str], None] | None
+) -> Checkpoint | None:
     steps = steps_of(run)
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps)) or "none"
         raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
-    problems = []
-    for candidate in [step] if step is not None else reversed(steps):
-        folder = folder_of(run, candidate)
-        if (problem := damage(folder, only)) is None:
-            if problems and console is not None:
-                console.warn(f"{'; '.join(problems)}; going back to step {candidate}")
-            return Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
+    if not steps:
+        return None
+    wanted = steps[-1] if step is None else step
+    folder = folder_of(run, wanted)
+    if (problem := damage(folder, only)) is not None:
         if not folder.exists():
             raise FileNotFoundError(f"{folder} was removed while it was read")
-        problems.append(f"{folder}: {problem}")
-    if problems:
-        raise TrainingError(
-            f"no good checkpoint is left: {'; '.join(problems)}; restore one or train anew"
-        )
-    return None
+        intact = newest_intact(run, only)
+        if intact is None:
+            raise TrainingError(
+                f"{folder}: {problem}; no checkpoint of the run is intact: restore one or train "
+                "anew"
+            )
+        if warn is None or step is not None:
+            raise TrainingError(
+                f"{folder}: {problem}; restore it, or move that folder away to use step {intact}, "
+                "which is intact"
+            )
+        warn(f"{folder}: {problem}; going back to step {intact}")
+        wanted = intact
+        folder = folder_of(run, wanted)
+    return Checkpoint(folder, wanted, read_object(folder / MANIFEST)["hash"])
+
+
+def newest_intact(run: Path, only: tuple[str, ...] | None = None) -> int | None:
+    """The step of the newest intact checkpoint of a run; None where there is none."""
+    steps = reversed(steps_of(run))
+    return next((step for step in steps if damage(folder_of(run, step), only) is None), None)

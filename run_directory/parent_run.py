@@ -180,11 +180,11 @@ def read_run_settings(
 
 
 def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> ParentRun:
-    """A run's checkpoint (None: the newest good one) as the start of an extension run or a fork."""
+    """A run's checkpoint (None: the newest) as the start of an extension run or a fork."""
     if not is_run(folder):
         raise TrainingError(f"parent.run: {not_a_run(folder)}")
     run = Run(folder)
-    checkpoint = find_checkpoint(folder, None, step, only=None if fork else (WEIGHTS,))
+    checkpoint = find_checkpoint(folder, step, only=None if fork else (WEIGHTS,))
     if checkpoint is None:
         raise TrainingError(f"parent.run: {folder} has no checkpoint yet; train it first")
     if fork:

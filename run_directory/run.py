@@ -40,7 +40,6 @@ from run_directory.checkpoints import (
     AVERAGE,
     STATE,
     WEIGHTS,
-    Checkpoint,
     find_checkpoint,
     steps_of,
     while_training,
@@ -57,6 +56,8 @@ from settings.yaml_io import parse_yaml
 SETTINGS = "settings.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+SECOND_LOCK = ".holder.lock"
+HOLDER = ".holder"
 METRICS = "metrics.jsonl"
 MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
 # Keys of the manifest whose values must not change on resume.
@@ -274,19 +275,6 @@ class Run:
         """The steps of its checkpoints, good or damaged, ascending."""
         return steps_of(self.folder)
 
-    def checkpoint(
-        self,
-        step: int | None = None,
-        only: tuple[str, ...] | None = None,
-        console: Console | None = None,
-    ) -> Checkpoint:
-        """A good checkpoint, as `find_checkpoint` finds it. Raises TrainingError where there is
-        none."""
-        checkpoint = find_checkpoint(self.folder, console, step, only)
-        if checkpoint is None:
-            raise TrainingError(f"{self.folder} has no checkpoint yet; train it first")
-        return checkpoint
-
     def open_data(self) -> RunData:
         """The prepared text that the run was trained on, according to its manifest."""
         if items := generated(self.settings.data):
@@ -301,6 +289,7 @@ class Run:
         checkpoint: int | None = None,
         weights: Literal["ema", "last"] | None = None,
         console: Console | None = None,
+        skip_damaged: bool = False,
     ) -> LoadedRun:
         """Load the model and the tokenizer, in evaluation mode.
 
@@ -309,14 +298,15 @@ class Run:
                 the settings the checkpoint was last trained with (`training.stages`), or another
                 model; see `override`.
             dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
-            checkpoint: step of the checkpoint; None: the newest good one.
+            checkpoint: step of the checkpoint; None: the newest.
             weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if
                 there is one.
-            console: reports damaged checkpoints that are skipped; None: standard error.
+            console: prints warnings; None: to standard error.
+            skip_damaged: use the newest intact checkpoint where the newest is damaged.
 
         Raises:
-            TrainingError: not a run, no good checkpoint, no EMA in it, another tokenizer, edited
-                settings, or an override outside the positional scheme.
+            TrainingError: not a run, no checkpoint, a damaged one, no EMA in it, another tokenizer,
+                edited settings, or an override outside the positional scheme.
             ModelError: an override that the trained scheme does not allow.
         """
         console = console or Console()
@@ -326,7 +316,11 @@ class Run:
             )
 
         def read() -> LoadedRun:
-            source = self.checkpoint(checkpoint, (WEIGHTS, AVERAGE, STATE), console)
+            files = (WEIGHTS, AVERAGE, STATE)
+            warn = console.warn if skip_damaged else None
+            source = find_checkpoint(self.folder, checkpoint, files, warn)
+            if source is None:
+                raise TrainingError(f"{self.folder} has no checkpoint yet; train it first")
             trained, change = last_trained(self.settings, source.step)
             settings = override(trained, overrides)
             model = make_model(settings, self.vocab_size)
@@ -473,24 +467,16 @@ def locked_run(folder: Path) -> Iterator[None]:
     """Lock a run against training by other processes; the system releases the lock of a killed
     process.
 
-    Both the folder and a file in it are locked: the file can be deleted, and on network file
-    systems the lock of the folder is not visible on other machines. The file names the process that
-    has the lock.
+    There are two lock files, as one may be deleted by hand. A third one names the process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with open(folder / LOCK, "a+", encoding="utf-8", errors="replace") as lock:
-            if locked(handle) is False or locked(lock) is False:
-                lock.seek(0)
-                holder = lock.read(200).strip() or "another process"
-                raise TrainingError(
-                    f"{folder} is being trained by {holder}; wait for it or end it (a stopped "
-                    "process keeps its lock)"
-                )
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            lock.flush()
-            yield
-    finally:
-        os.close(handle)
+    holder = folder / HOLDER
+    with locked(folder / LOCK) as first, locked(folder / SECOND_LOCK) as second:
+        if not (first and second):
+            name = holder.read_text(encoding="utf-8") if holder.is_file() else "another process"
+            raise TrainingError(
+                f"{folder} is being trained by {name}; wait for it or end it (a stopped process "
+                "keeps its lock)"
+            )
+        write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
+        yield

@@ -341,8 +341,8 @@ class TrainingSettings(StrictSettings):
     )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
         "auto",
-        "auto: bfloat16 autocast on GPUs that have it, and on CPUs where it is faster for this "
-        "model; chosen when the run is created; float32 elsewhere",
+        "auto: bfloat16 autocast on GPUs that have it, and on CPUs that have it for models of "
+        "width 96 and more; float32 elsewhere; the settings of the run name the choice",
     )
     compile: bool | None = free(
         None,

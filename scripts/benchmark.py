@@ -51,11 +51,12 @@ from model.devices import find_device, prepare_cpu
 from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
 from run_directory.optimizer_settings import AdamWSettings
+from run_directory.precision import has_bfloat16
 from run_directory.run import processor
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.hardware import has_bfloat16, peak_flops, peak_memory
+from training.hardware import peak_flops, peak_memory
 from training.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent

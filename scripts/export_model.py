@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--step",
         type=int,
-        help="of the checkpoint; default: the newest good one",
+        help="of the checkpoint; default: the newest",
     )
     parser.add_argument(
         "--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights"

@@ -72,8 +72,8 @@ def shown(loss: object) -> str:
 
 def status(run: Path, step: int, steps: int) -> str:
     if (run / LOCK).exists():
-        with open(run / LOCK) as lock:
-            if locked(lock, shared=True) is False:
+        with locked(run / LOCK) as is_free:
+            if not is_free:
                 return "training"
     return "done" if step >= steps else "stopped"
 

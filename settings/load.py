@@ -71,19 +71,29 @@ def setting_before_validation(arguments: Sequence[str], key: str) -> object:
 
 
 def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]:
-    """A warning for each line of a file that a later choice replaced, where that choice has the
-    same setting with another value that no file or override set."""
+    """A warning for each value in a file that a later choice by name dropped, where setting it
+    after that choice would change the settings."""
     layers = SettingsLayers(arguments)
     warnings = []
     for path, (value, origin) in layers.written.items():
         *place, key = path
+        chosen = _at(settings, place)
         now = to_jsonable_python(_at(settings, path))
-        if key != "name" and _at(layers.tree, path) is None and now not in (None, value):
-            where = ".".join(place)
-            chosen = getattr(_at(settings, place), "name", "another")
+        keys_are_compared = isinstance(value, dict) and now is not None
+        if not isinstance(chosen, BaseModel) or keys_are_compared:
+            continue
+        if key in (_at(layers.tree, place) or {}):
+            continue  # it was not dropped
+        dotted = ".".join(path)
+        try:
+            wanted = apply_overrides(settings, [f"{dotted}={json.dumps(value)}"])
+        except ConfigError:
+            continue  # the later choice has no such setting
+        if wanted != settings:
+            name = getattr(chosen, "name", "another")
             warnings.append(
-                f"{origin}: {where}.{key} = {value} is dropped, because {chosen} was chosen after "
-                f"it: {where}.{key} is {now}; set it after that choice"
+                f"{origin}: {dotted} = {show(value)} is dropped, because {name} was chosen after "
+                f"it: {dotted} is {show(now)}; set it after that choice"
             )
     return warnings
 

@@ -7,6 +7,7 @@ import multiprocessing.forkserver
 import os
 import queue
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -132,6 +133,7 @@ class ScriptProcess:
 
 
 def _run_script(script, words, cwd, out, err, environment) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     os.environ.update(environment)
     os.chdir(cwd)
     for number, name in ((1, out), (2, err)):

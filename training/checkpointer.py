@@ -3,7 +3,7 @@
 import math
 
 from data.sampling.exposure import write_exposure
-from run_directory.checkpoints import find_checkpoint, prune, save_snapshot
+from run_directory.checkpoints import find_checkpoint, prune, save_snapshot, steps_of
 from run_directory.exposure import make_ledger, with_parents
 from run_directory.process_group import error_barrier
 from run_directory.stages import stage_after, stages_of
@@ -13,16 +13,21 @@ from training.train_state import TrainState
 
 
 def resume(run: TrainingRun, state: TrainState) -> None:
-    """Restore the newest good checkpoint of the run, if there is one. Every process calls it."""
-    console = run.console if run.parallel.main else None
-    checkpoint = find_checkpoint(run.folder, console)
-    if checkpoint is not None:
-        state.restore(checkpoint, run.parallel)
-    run.parallel.agree(
-        state.step,
-        "the newest checkpoint",
+    """Restore the newest intact checkpoint of the run, if there is one. Every process calls it; the
+    main one compares the checkpoints with their hashes."""
+    parallel = run.parallel
+    parallel.agree(
+        steps_of(run.folder),
+        "the list of checkpoints",
         "the run directory must be on a disk that all processes share",
     )
+    checkpoint = None
+    with error_barrier(parallel, "resume"):
+        if parallel.main:
+            checkpoint = find_checkpoint(run.folder, warn=run.console.warn)
+    checkpoint = parallel.gather(checkpoint)[0]
+    if checkpoint is not None:
+        state.restore(checkpoint, parallel)
     state.model.reposition(stage_after(stages_of(run.settings), state.step).model)
 
 

@@ -52,11 +52,6 @@ def parser_of(usage: str) -> SettingsParser:
         help="with --dry-run: simulate N processes (GPUs) and count the communication of a step",
     )
     add(
-        "--auto-precision",
-        choices=["float32", "bfloat16"],
-        help="what training.precision=auto means in this run (default: the faster one)",
-    )
-    add(
         "--force",
         action="store_true",
         help="train even if the estimated memory does not fit",

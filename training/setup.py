@@ -21,13 +21,14 @@ from run_directory.checkpoints import (
     Snapshot,
     clean_leftovers,
     copy_checkpoint,
-    find_checkpoint,
     save_snapshot,
+    steps_of,
 )
 from run_directory.console import Console
 from run_directory.exposure import INHERITED, exposure_of, make_sampler
 from run_directory.parent_run import ParentRun, read_run_settings
 from run_directory.position_overrides import make_model
+from run_directory.precision import auto_precision, resolve_precision, run_precision
 from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
 from run_directory.run_names import run_folder
@@ -36,7 +37,6 @@ from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
-from training.hardware import PRECISION, resolve_precision
 from training.memory import check_memory
 from training.parallel import Parallel, autocast_type
 from training.schedule import TrainingSchedule
@@ -49,7 +49,7 @@ class TrainingRun:
     Attributes:
         parent: the run that it starts from; None where there is none, or it is gone.
         folder: the run directory, which may not exist before `open`.
-        precision: of the settings, or what `auto` resolves to in this run.
+        precision: in which it is trained.
 
     In the block of `open`, also:
         run: the run directory, locked by the main process.
@@ -75,12 +75,7 @@ class TrainingRun:
         self.options = options
         self.requests = requests
         given = Path(options.run_dir) if options.run_dir else None
-        self.settings, self.parent = read_run_settings(options.overrides, given)
-        settings = self.settings
-        self.folder = given or run_folder(settings, options.overrides)
-        self.steps = settings.steps
-        if not options.dry_run:
-            check_writable(self.folder)
+        settings, self.parent = read_run_settings(options.overrides, given)
         t = settings.training
         prepare_cpu(t.num_threads)
         # The initial state of torch's generator is random and saved in checkpoints: a fixed seed
@@ -88,6 +83,17 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         self.parallel = make_parallel(t)
         self.device = self.parallel.device
+        self.settings, self.folder = resolve_precision(
+            settings,
+            self.parent,
+            lambda resolved: given or run_folder(resolved, options.overrides),
+            self._auto_precision,
+            options.restart,
+        )
+        settings = self.settings
+        self.steps = settings.steps
+        if not options.dry_run:
+            check_writable(self.folder)
         self.console = Console(quiet=not self.parallel.main, results=options.dry_run)
         for warning in dropped_settings(settings, options.overrides):
             self.console.info(warning)
@@ -98,11 +104,14 @@ class TrainingRun:
             "start all with the same files and overrides",
         )
         check_model(settings)
-        existing = None if options.restart else self.folder
-        self.precision = resolve_precision(
-            settings, self.parent, existing, self.parallel, options.auto_precision
-        )
+        self.precision = run_precision(settings, self.folder)
         self.parallel.autocast_dtype = autocast_type(self.precision)
+
+    def _auto_precision(self, settings: RunSettings) -> str:
+        """What `training.precision=auto` stands for: the device of the main process decides."""
+        if self.parallel.device_type != self.device.type:  # simulated GPUs
+            return "bfloat16"
+        return self.parallel.gather(auto_precision(settings, self.device))[0]
 
     @contextmanager
     def open(self, draw_targets: Callable[..., Any]) -> Iterator[None]:
@@ -216,7 +225,6 @@ class TrainingRun:
             "exposure": EXPOSURE,
             "parameters": self.model.parameter_count(),
             "vocab_size": self.model.vocab_size,
-            PRECISION: self.precision,
         }
         if changes := [stage for stage in stages_of(settings) if stage.overrides]:
             facts["changes"] = [
@@ -239,7 +247,7 @@ class TrainingRun:
         it is, with its optimizer, for a fork; its weights as step 0 for an extension run. Called by
         one process."""
         parent = self.parent
-        if find_checkpoint(self.folder) is not None:  # `resume` reports damaged ones
+        if steps_of(self.folder):  # `resume` reports damaged ones
             return
         if parent is None:
             raise TrainingError(

@@ -4,13 +4,16 @@ the job."""
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 
 from errors import INTERRUPTED, REQUEUE
 
 HANDLING_TIME = 0.5  # seconds in which the main thread must have handled a signal
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# Windows has neither SIGHUP nor SIGUSR1
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -41,25 +44,28 @@ class StopRequests:
         self._left = threading.Event()
 
     def __enter__(self) -> "StopRequests":
-        self._pipe, self._end = os.pipe()
-        os.set_blocking(self._end, False)
-        self._wakeup = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
+        # a pair of sockets: on Windows a pipe cannot be woken up
+        self._hears, self._end = socket.socketpair()
+        self._end.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._end.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         for number in _SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            is_ignored = signal.getsignal(number) == signal.SIG_IGN
+            if not is_ignored or signal.Signals(number).name != "SIGHUP":
                 self._before[number] = signal.signal(number, self._handle)
         _end_with_launcher()
         # forked children use the default handlers
-        os.register_at_fork(after_in_child=self._restore)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._restore)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._restore()
         self._left.set()
-        os.close(self._end)
+        self._end.close()
         self._thread.join()
-        os.close(self._pipe)
+        self._hears.close()
 
     def _restore(self) -> None:
         while self._before:
@@ -96,7 +102,7 @@ class StopRequests:
         waits for other processes: on any signal before the first step, on a second Ctrl-C
         afterwards."""
         heard = []
-        while byte := os.read(self._pipe, 1):
+        while byte := self._hears.recv(1):
             (number,) = byte
             if number not in _SIGNALS:  # Python writes every handled signal to the pipe
                 continue

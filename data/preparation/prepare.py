@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,16 +117,10 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
     ends, for any reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        ours = locked(lock)
-        if ours is False:
+    with ExitStack() as stack:
+        if not stack.enter_context(locked(folder / ".lock")):
             console.info(f"waiting for another process that prepares {folder}")
-            locked(lock, wait=True)
-        elif ours is None:
-            console.warn(
-                f"{folder} is on a file system without locks; do not prepare it in another "
-                "process meanwhile"
-            )
+            stack.enter_context(locked(folder / ".lock", wait=True))
         remove_drafts(folder)
         yield
 

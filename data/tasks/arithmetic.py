@@ -142,6 +142,6 @@ def _written(digits: list[int], hints: list[str], last_first: bool) -> list[str]
     """A number, given with its last digit first, with the hint of each digit before it."""
     symbols = [*map(str, digits)]
     if hints:
-        pairs = zip(hints, symbols, strict=False)
+        pairs = zip(hints, symbols, strict=False)  # a number may have fewer digits than hints
         symbols = [f"{hint} {symbol}" for hint, symbol in pairs]
     return " ".join(symbols if last_first else symbols[::-1]).split()

@@ -208,6 +208,7 @@ class RecallTask(Task):
         # The first pairs have distinct values, the choices. They are in the item at every length.
         drawn = request.draws.below("picks", len(keys), len(values))
         pairs = []
+        # there are more values than keys
         for key, i in zip(keys, [*range(self.choices), *drawn], strict=False):
             pairs.append(request.encode(key) + request.encode(f"{values[i]}\n"))
         asked = [0, *request.earlier_questions(self.choices)]

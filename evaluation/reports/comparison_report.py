@@ -8,7 +8,6 @@ from errors import EvaluationError
 from evaluation.reports.evaluation_report import EvaluationReport, caveats
 from evaluation.reports.figures import FigureText
 from evaluation.reports.loss_report import (
-    UNDERTRAINED,
     LossResults,
     bars_note,
     details,
@@ -16,12 +15,14 @@ from evaluation.reports.loss_report import (
     loss_figure,
     overview,
     styles,
+    warning,
 )
 from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.statistics.analysis import add_levels
 from evaluation.statistics.intervals import interval_over_units
+from evaluation.statistics.verdicts import is_undertrained
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
 
@@ -103,7 +104,7 @@ def comparison_report(
         name=name,
         title=f"Loss of {listed(list(names))}",
         results=r,
-        verdict=verdict,
+        verdict=warning(r) + verdict,
         details=[
             *sentences,
             *(
@@ -124,7 +125,7 @@ def comparison_report(
 def _is_undertrained(result: EvaluationResult) -> bool:
     if result.unigram is None or result.truncated is None:
         return False
-    return result.truncated.mean() > result.unigram.mean() - UNDERTRAINED
+    return is_undertrained(float(result.truncated.mean()), float(result.unigram.mean()))
 
 
 def _add_losses(r: LossResults, entries: Entries) -> None:

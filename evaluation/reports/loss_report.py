@@ -47,9 +47,13 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.analysis import Analysis, describe_scheme
 from evaluation.statistics.intervals import unit_means
-from evaluation.statistics.verdicts import INCONCLUSIVE, POINTS_ONLY
+from evaluation.statistics.verdicts import (
+    INCONCLUSIVE,
+    POINTS_ONLY,
+    UNDERTRAINED,
+    is_undertrained,
+)
 
-UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 TONES = {"held": "good", "broken": "bad"}
 NUMBERS = ("nll", "bits_per_byte", "bfloat16_minus_float32")  # of a cell of results.json
 
@@ -77,7 +81,7 @@ class LossResults(ReportedResults):
         family, difference_family: numbers of simultaneous verdicts and differences.
         truncated: NLL of the baseline with its context truncated to the trained length.
         unigram: NLL of a unigram model on the same targets.
-        undertrained: variants hardly better than that.
+        undertrained: variants of models hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
         per: what losses are per: token, or byte where tokenizers differ.
     """
@@ -240,7 +244,8 @@ def verdict(r: LossResults) -> str:
     l0 = r.trained_length
     longest = r.lengths[-1]
     if longest <= l0:
-        return f"Only lengths up to the trained length {l0:,} were measured: no verdicts."
+        text = f"Only lengths up to the trained length {l0:,} were measured: no verdicts."
+        return warning(r) + text
     outcomes: dict[tuple, list[str]] = {}
     for name in filter(r.claims, r.names):
         outcomes.setdefault(outcome(r, name), []).append(name)
@@ -248,7 +253,15 @@ def verdict(r: LossResults) -> str:
     if not parts:
         parts = [f"no verdicts, too few {'training seeds or ' if r.seeds else ''}{r.unit_kind}s"]
     setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
-    return f"{setup}: {'; '.join(parts)}."
+    return f"{warning(r)}{setup}: {'; '.join(parts)}."
+
+
+def warning(r: LossResults) -> str:
+    """The start of the first line of a report that has undertrained models."""
+    if not r.undertrained:
+        return ""
+    names = named(r, r.undertrained)
+    return f"Undertrained (†): {names}; a model that has learned nothing holds at any length. "
 
 
 def details(r: LossResults) -> list[str]:
@@ -395,7 +408,7 @@ def loss_report(
         report.tables = position_tables(r)
         report.more_tables = ()
         report.draw = lambda: {"nll_by_position": position_figure(r, styles(r), exposure)}
-        report.verdict = position_verdict(r)
+        report.verdict = warning(r) + position_verdict(r)
     return report
 
 
@@ -408,7 +421,6 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
         methods.sort(key=lambda method: last.get(method, math.inf))
     unigram = record["unigram_nll"]
     truncated = record["truncated_nll"]
-    is_undertrained = None not in (unigram, truncated) and truncated > unigram - UNDERTRAINED
     return LossResults(
         title=title,
         variants=method_variants(methods),
@@ -422,7 +434,7 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
         family=record["family"],
         truncated=truncated,
         unigram=unigram,
-        undertrained=[name_of(TRAINED)] if is_undertrained else [],
+        undertrained=[*map(name_of, methods)] if is_undertrained(truncated, unigram) else [],
     )
 
 

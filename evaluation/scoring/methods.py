@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from errors import EvaluationError
+from settings.yaml_io import read_yaml
 
 TRAINED = "trained"  # no override: the reference
 TRUNCATE = "truncate"  # as trained, context truncated to the last L0 tokens; not an override
@@ -38,7 +37,7 @@ def name_of(method: str) -> str:
 @cache
 def builtin_methods() -> dict[str, list[str]]:
     """The methods of configs/evaluation/methods.yaml: label -> overrides."""
-    return yaml.safe_load(BUILTIN.read_text(encoding="utf-8"))
+    return read_yaml(BUILTIN)[0]
 
 
 def resolve_methods(asked: list[str] | dict[str, list[str]], trained_length: int) -> list[Method]:

@@ -323,6 +323,8 @@ class CellSession(ABC):
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
         """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not
         fit."""
+        for cell in {cell.key["dtype"]: cell for cell in missing}.values():
+            self.model(cell)  # its cast copy takes memory: make it before the free one is measured
         limit = self.settings.memory
         budget = limit * 2**30 if limit else 0.8 * free_memory(self.device)
         if self.device.type == "cpu":

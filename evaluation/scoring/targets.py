@@ -204,7 +204,7 @@ def _disjoint_ends(
         after.insert(0, totals)
     ends = []
     left = count
-    for (start, end), here, rest in zip(pieces, after, after[1:], strict=False):
+    for (start, end), here, rest in zip(pieces, after[:-1], after[1:], strict=True):
         pick = (draw_integer(key, "piece", start - first) * here[left]) >> 128
         n = 0
         while pick >= (share := ways(end - start, n) * rest[left - n]):

@@ -23,6 +23,7 @@ from evaluation.statistics.verdicts import (
     add_verdicts,
     bits_per_byte,
     by_position,
+    is_undertrained,
     read_gains,
 )
 from model import AnyPosition
@@ -60,6 +61,8 @@ def analyze(result: EvaluationResult) -> Analysis:
         )
     l0 = result.subject.trained_length
     has_baseline = result.truncated is not None
+    unigram = None if result.unigram is None else float(result.unigram.mean())
+    truncated = float(result.truncated.mean()) if has_baseline else None
     is_by_position = result.plan.protocol == "by-position"
     judged, notes = _judged_methods(result)
     cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
@@ -69,6 +72,7 @@ def analyze(result: EvaluationResult) -> Analysis:
         interval=partial(interval, counts=unit_counts(result.unit)),
         alpha=1 - result.settings.confidence,
         family=max(1, len(cells - result.absent.keys())),
+        has_learned=not is_undertrained(truncated, unigram),
     )
     if not has_baseline or is_by_position:
         judged = []
@@ -96,8 +100,8 @@ def analyze(result: EvaluationResult) -> Analysis:
         buckets=by_position(result) if is_by_position and has_baseline else {},
         read_gains=list(read_gains(result)),
         family=rules.family,
-        unigram=None if result.unigram is None else float(result.unigram.mean()),
-        truncated=float(result.truncated.mean()) if has_baseline else None,
+        unigram=unigram,
+        truncated=truncated,
         notes=notes,
     )
 

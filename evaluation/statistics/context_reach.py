@@ -47,8 +47,8 @@ def add_reach(
     for shorter, longer in pairwise(lengths):
         step = gain(shorter, longer) / math.log2(longer / shorter)
         table.add(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
-    if math.isnan(upper(*lengths[:2], 1)):  # too few units or seeds for any bound
-        return
+    if not rules.has_learned or math.isnan(upper(*lengths[:2], 1)):
+        return  # or too few units or seeds for any bound
     reach = math.nan
     for n in range(len(lengths) - 1, 0, -1):
         up_to = lengths[:n]

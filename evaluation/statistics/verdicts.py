@@ -26,6 +26,7 @@ HELD = "held"
 BROKEN = "broken"
 INCONCLUSIVE = "inconclusive"
 POINTS_ONLY = "points only"
+UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class VerdictRules:
         alpha: of intervals; simultaneous over `family` for changes.
         interval: of an array of changes and (alpha, family): over units (`intervals.interval`), or
             over seeds and units (`seeds.change`), with the counts of their targets.
+        has_learned: False for an undertrained model. Its loss holds at any length, so it gets
+            neither "held" nor a context reach.
     """
 
     trained_length: int
@@ -44,6 +47,15 @@ class VerdictRules:
     interval: Callable[..., MeanInterval]
     alpha: float = 0.05
     family: int = 1
+    has_learned: bool = True
+
+
+def is_undertrained(as_trained: float | None, unigram: float | None) -> bool:
+    """Whether a model with the NLL `as_trained` at its trained length is hardly better than a
+    unigram model on the same targets; False where one of the two is unknown."""
+    if as_trained is None or unigram is None:
+        return False
+    return as_trained > unigram - UNDERTRAINED
 
 
 def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
@@ -74,7 +86,7 @@ def add_verdicts(
         is_precise: False for numbers with rounding errors, which are neither held nor broken.
     """
     words = {}
-    holding = is_precise
+    holding = is_precise and rules.has_learned
     for length in sorted({*changes, *missing}):
         if length in missing:
             holding = holding and length < rules.trained_length

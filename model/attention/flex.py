@@ -30,11 +30,9 @@ def _compiled(
     with_gradients: bool,
     with_lse: bool,
 ):
-    options: dict[str, Any] = {  # not in the type stubs of torch.compile
-        "isolate_recompiles": True,
-        "recompile_limit": RECOMPILE_LIMIT,
-    }
-    return torch.compile(function, dynamic=dynamic, fullgraph=True, **options)
+    # The option `recompile_limit` of torch.compile exists since torch 2.13 only.
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    return torch.compile(function, dynamic=dynamic, fullgraph=True)
 
 
 def fused(

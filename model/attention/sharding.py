@@ -10,23 +10,20 @@ describes the design.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import (
-    all_gather_single,
-    all_reduce,
-    all_to_all_single,
-    wait_tensor,
-)
+from torch.distributed._functional_collectives import all_reduce, all_to_all_single, wait_tensor
 
 from errors import ModelError
 from model.attention.mask import joined
 from model.position import Accumulate, PositionSettings
 from model.token_positions import TokenPositions
 
+collectives = torch.ops._c10d_functional
 TokenRanges = list[tuple[int, int]]  # (first token, last token + 1), in order
 Parts = list[tuple[int, Tensor]]  # (first token, keys or values (B, G, n, ·)), in order
 
@@ -100,14 +97,46 @@ class ContextShard:
         """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the
         sum over ranks of those of its copies. On every rank, the loss must depend on the result,
         else the others wait for its backward pass."""
-        if x.device.type in self.on_gloo:
-            rows = [len(x)] * self.size
-            return all_to_all_single(torch.cat([x] * self.size), rows, rows, self.group)
-        return all_gather_single(x.contiguous(), 0, self.group)
+        return _Gather.apply(x.contiguous(), self)
 
     def gathered(self, whole: Tensor) -> list[Tensor]:
         """The tensors of each rank, by rank; waits for what `gather` has started."""
-        return list(wait_tensor(whole).chunk(self.size))
+        return list(_Wait.apply(whole).chunk(self.size))
+
+
+class _Gather(torch.autograd.Function):
+    """See `ContextShard.gather`. The collectives of torch < 2.13 have no gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: ContextShard) -> Tensor:
+        ctx.shard = shard
+        if x.device.type in shard.on_gloo:
+            rows = [len(x)] * shard.size
+            return all_to_all_single(torch.cat([x] * shard.size), rows, rows, shard.group)
+        return collectives.all_gather_into_tensor(x, shard.size, shard.group)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        shard = ctx.shard
+        grad = upstream[0].contiguous()
+        if grad.device.type in shard.on_gloo:
+            rows = [len(grad) // shard.size] * shard.size
+            parts = wait_tensor(all_to_all_single(grad, rows, rows, shard.group))
+            return torch.stack(parts.chunk(shard.size)).sum(0), None
+        own = collectives.reduce_scatter_tensor(grad, "sum", shard.size, shard.group)
+        return wait_tensor(own), None
+
+
+class _Wait(torch.autograd.Function):
+    """Wait for the result of a collective, which torch < 2.13 cannot differentiate."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor) -> Tensor:
+        return wait_tensor(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        return upstream[0]
 
 
 @dataclass(frozen=True)

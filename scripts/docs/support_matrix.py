@@ -12,10 +12,9 @@ import hashlib
 import json
 from pathlib import Path
 
-import yaml
-
 from interop.export.native import choose_class
 from model import SCHEMES, ModelSettings, Transformer
+from settings.yaml_io import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "interop.md"
@@ -37,7 +36,7 @@ BASES = {
     },
 }
 MIXERS = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+    path.stem: read_yaml(path)[0]["model"]
     for path in sorted((ROOT / "configs" / "mixer").glob("*.yaml"))
 }
 MIXERS["kda"] |= {"head_dim": 32, "kv_heads": 4}  # the rank of its gates, and as many heads

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from evaluation.reports.document import (
+    Cell,
     ReportTable,
     TableCell,
     embedded,
@@ -121,7 +122,7 @@ class AtlasEntry:
             "here": self.here,
             "seeds": f"{n}; {'; '.join(missing) or 'all learned'}",
             "CPU time": duration(self.claim.record["cpu_seconds"]),
-            "command": shlex.join(["python", "study.py", str(self.claim.file)]),
+            "command": command_of(self.claim),
             "deviations": settings.deviations,
         }
 
@@ -158,6 +159,10 @@ class AtlasEntry:
             alt=escape(self.alt),
             facts="".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in facts.items()),
         )
+
+
+def command_of(claim: Claim) -> str:
+    return shlex.join(["python", "study.py", str(claim.file)])
 
 
 def filters(entries: Sequence[AtlasEntry]) -> str:
@@ -249,8 +254,10 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     save(overview(entries), overview_file.parent, overview_file.stem)
     kinds = [entry.kind for entry in entries]
     counts = [f"{kinds.count(kind)} {kind}" for kind in (REPRODUCED, REFUTED, INCONCLUSIVE)]
+    others = [claim for claim in claims if claim.name not in {e.claim.name for e in entries}]
+    counts += [f"{len(others)} not run"] if others else []
     lead = [
-        f"{counted(len(entries), 'claim')}: {', '.join(counts)}.",
+        f"{counted(len(claims), 'claim')}: {', '.join(counts)}.",
         "Claims of papers and threads about positions and length, each run as a study. Its seeds, "
         "comparisons and smallest effect were committed before its results.",
         f"Each verdict is wrong with a probability of at most {ALPHA:.0%}, so at most "
@@ -270,6 +277,7 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     how = "How to read the verdicts"
     caption = "The intervals of all comparisons, in multiples of their smallest effect δ."
     methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
+    left = {"Written and not run": [_without_results(others)]} if others else {}
     reading = {}
     if (docs / READING).is_file():
         caption = "The change of the loss and what is read, by scheme; four seeds, 95% intervals."
@@ -277,14 +285,24 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
     title = "Atlas of claims about length"
     pages = {
-        "atlas.md": markdown(title, lead, reading | {how: [methods]} | tables),
+        "atlas.md": markdown(title, lead, reading | {how: [methods]} | tables | left),
         "atlas.html": page(
-            markdown(title, lead, reading | {how: [methods, filters(entries)]} | cards), docs
+            markdown(title, lead, reading | {how: [methods, filters(entries)]} | cards | left), docs
         ),
     }
     for name, text in pages.items():
         write_text(docs / name, text)
     return [docs / name for name in pages]
+
+
+def _without_results(claims: Sequence[Claim]) -> ReportTable:
+    """Every other claim, so that none disappears."""
+    rows: list[list[Cell]] = [
+        [each.settings.statement, each.settings.published, each.status, command_of(each)]
+        for each in claims
+    ]
+    columns = ("claim", "published", "status", "command")
+    return ReportTable("Claims without results", columns, rows, numbers=len(columns))
 
 
 def _entries(claims: Sequence[Claim]) -> list[AtlasEntry]:

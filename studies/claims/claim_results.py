@@ -1,5 +1,6 @@
 """What was measured for a claim, by seed (results.csv), and the verdict."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
+from evaluation.statistics.verdicts import is_undertrained
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import DEFAULTS, Expression, evaluate, values_in
 from studies.claims.verdicts import (
@@ -58,19 +60,22 @@ class MeasuredValues:
         name = value.get("evaluation")
         return name or next(iter(self.cell(value, seed)["evaluations"]))
 
+    def record(self, value: dict, seed: str) -> dict:
+        """The results of the evaluation of a value."""
+        return self.cell(value, seed)["evaluations"][self.evaluation(value, seed)]
+
     def row(self, value: dict, seed: str) -> dict:
         """The stored row of a value. Raises StudyError if it was not measured."""
-        cell = self.cell(value, seed)
-        name = self.evaluation(value, seed)
         asked = DEFAULTS | value
         metric = asked["metric"]
         ignored = (*self.claim.grid, "evaluation", "metric")
         wanted = {k: v for k, v in asked.items() if k not in ignored and v is not None}
-        for row in cell["evaluations"][name].get("cells", ()):
+        for row in self.record(value, seed).get("cells", ()):
             is_asked = all(row.get(key) == each for key, each in wanted.items())
             if is_asked and row.get(metric) is not None:
                 return row
-        raise StudyError(f"{cell['id']}: {name} has no {metric} of {wanted}")
+        cell = self.cell(value, seed)["id"]
+        raise StudyError(f"{cell}: {self.evaluation(value, seed)} has no {metric} of {wanted}")
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
         """(value, standard error over the units of the evaluations), by the jackknife."""
@@ -81,8 +86,9 @@ class MeasuredValues:
             def without_one(value: dict, name: str = name) -> np.ndarray | float:
                 if self.evaluation(value, seed) != name:
                     return self.mean(value, seed)
-                units = self._units(value, seed)
-                return (units.sum() - units) / max(1, len(units) - 1)
+                means, counts = self._units(value, seed)
+                sums = means * counts
+                return (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1)
 
             replicates = evaluate(tree, without_one)
             n = len(replicates)
@@ -93,16 +99,26 @@ class MeasuredValues:
     def mean(self, value: dict, seed: str) -> float:
         return self.row(value, seed)[value.get("metric", DEFAULTS["metric"])]
 
-    def _units(self, value: dict, seed: str) -> np.ndarray:
+    def is_undertrained(self, value: dict, seed: str) -> bool:
+        """Whether the run of a value is hardly better than a unigram model on the same targets."""
+        record = self.record(value, seed)
+        return is_undertrained(record.get("truncated_nll"), record.get("unigram_nll"))
+
+    def _units(self, value: dict, seed: str) -> tuple[np.ndarray, np.ndarray]:
+        """Means of the units of a value and their numbers of targets or items."""
         metric = value.get("metric", DEFAULTS["metric"])
         row = self.row(value, seed)
-        return np.array(row.get(f"unit_{metric}") or [row[metric]])
+        means = np.array(row.get(f"unit_{metric}") or [row[metric]])
+        units = self.record(value, seed).get("units", {})  # items on symbols are units of one
+        counts = units.get("targets") or units.get("items") or [1] * len(means)
+        return means, np.array(counts)
 
 
 def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
     """The rows of results.csv: for each comparison and seed its value, with the standard error of
     the evaluation, and the values of arms that it is made of; then those of the conditions of
-    learning. Raises StudyError for one that is missing."""
+    learning, NaN for an undertrained model, which fulfils none. Raises StudyError for one that is
+    missing."""
     values = MeasuredValues(claim, cells)
     columns = [*claim.axes, *DEFAULTS]
     rows: list[dict] = []
@@ -113,7 +129,8 @@ def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
         keys["evaluation"] = values.evaluation(value, seed)
         row = {"comparison": comparison, "seed": seed}
         row |= {column: keys[column] for column in columns}
-        row |= {"value": values.mean(value, seed), "error": None}
+        not_learned = comparison == LEARNED and values.is_undertrained(value, seed)
+        row |= {"value": math.nan if not_learned else values.mean(value, seed), "error": None}
         rows.append(row | {"weights": training["checkpoint_hash"][:16]})
 
     for name, comparison in claim.comparisons.items():

@@ -146,12 +146,6 @@ def write_report(results: dict, folder: Path) -> StudyReport:
 def findings(r: LossComparison) -> list[str]:
     """The findings of a loss evaluation and what limits them, the most important first."""
     lines = [verdict(r), *details(r)]
-    if r.undertrained:
-        lines.insert(
-            1,
-            f"Warning: undertrained: {listed(r.undertrained)}. Their verdicts say nothing about "
-            "the schemes.",
-        )
     rounded = [name for name in r.names if not r.is_precise(name)]
     if rounded:
         lines.append(

@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 
 from errors import StudyError
-from evaluation.reports.loss_report import UNDERTRAINED, LossResults
+from evaluation.reports.loss_report import LossResults
 from evaluation.statistics.context_reach import add_reach
 from evaluation.statistics.seeds import change, compare, seed_means
-from evaluation.statistics.verdicts import VerdictRules, add_verdicts
+from evaluation.statistics.verdicts import VerdictRules, add_verdicts, is_undertrained
 from studies.results.losses import Rows, StudyLosses, unit_nll
 from studies.results.stored import StoredStudy, StudyVariant, title_of
 
@@ -34,14 +34,15 @@ class LossComparison(LossResults):
         """Whether bfloat16 is within a tenth of the tolerance of float32, as verdicts require."""
         return self.losses.rounding.get(name, 0.0) < self.tolerance / 10
 
-    @property
-    def rules(self) -> VerdictRules:
+    def rules(self, name: str) -> VerdictRules:
+        """For the verdicts on a variant."""
         return VerdictRules(
             self.trained_length,
             self.tolerance,
             interval=partial(change, counts=self.counts),
             alpha=1 - self.confidence,
             family=self.family,
+            has_learned=name not in self.undertrained,
         )
 
     @property
@@ -77,6 +78,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     facts = losses.facts
     units = facts["units"]
     unigram = facts.get("unigram_unit_nll")
+    counts = np.array(units["targets"])
+    unigram = None if unigram is None else float(np.average(unigram, weights=counts))
     variants = {v.name: v for v in losses.variants if v.name in losses.reference}
     asked = declared["lengths"] or losses.lengths
     primary = [length for length in asked if length in losses.lengths]
@@ -106,7 +109,12 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         difference_family=max(1, differences),
         tolerance=declared["tolerance"],
         confidence=declared["confidence"],
-        unigram=None if unigram is None else float(np.average(unigram, weights=units["targets"])),
+        unigram=unigram,
+        undertrained=[
+            name
+            for name, rows in losses.reference.items()
+            if is_undertrained(float(seed_means(unit_nll(rows), counts).mean()), unigram)
+        ],
     )
     for name in variants:
         _add_levels(r, name)
@@ -118,9 +126,6 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         for variant in variants.values():
             for length in primary:
                 _add_difference(r, variant, baseline, length)
-    if r.unigram is not None:
-        rows = r.table.select("nll_as_trained")
-        r.undertrained = [row.variant for row in rows if row.value > r.unigram - UNDERTRAINED]
     return r
 
 
@@ -142,7 +147,7 @@ def _add_levels(r: LossComparison, name: str) -> None:
             r.table.add(name, "failure", math.nan, length, note=reason)
     missing = set(losses.lengths) - set(changes)
     is_precise = r.is_precise(name)
-    add_verdicts(r.table, name, changes, r.rules, missing=missing, is_precise=is_precise)
+    add_verdicts(r.table, name, changes, r.rules(name), missing=missing, is_precise=is_precise)
 
 
 def _add_length(r: LossComparison, name: str, length: int) -> None:
@@ -181,7 +186,7 @@ def _add_reach(r: LossComparison, name: str) -> None:
     def gain(a: int, b: int) -> np.ndarray:
         return nll[a] - nll[b]
 
-    add_reach(r.table, name, list(nll), gain, r.rules, failed)
+    add_reach(r.table, name, list(nll), gain, r.rules(name), failed)
 
 
 def _add_repeated(r: LossComparison, name: str) -> None:
@@ -212,7 +217,7 @@ def _add_difference(
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = r.losses.rows.get((variant.name, length), {})
     theirs = r.losses.rows.get((baseline.name, length), {})
-    level = {"alpha": r.rules.alpha, "family": r.difference_family}
+    level = {"alpha": 1 - r.confidence, "family": r.difference_family}
     note = ""
     if variant.scheme == baseline.scheme:
         note = "paired by seed"

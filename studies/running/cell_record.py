@@ -40,7 +40,7 @@ def last_checkpoint(plan: PlannedCell) -> Checkpoint | None:
         return None
     try:
         return find_checkpoint(plan.run, step=plan.settings.steps)
-    except TrainingError:  # missing or damaged; train.py resumes from an earlier one
+    except TrainingError:  # missing or damaged
         return None
 
 

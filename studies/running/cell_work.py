@@ -11,6 +11,7 @@ from pathlib import Path
 from errors import INTERRUPTED, UserError, printable
 from evaluation.evaluate_runs import run_evaluation
 from model.devices import prepare_cpu
+from run_directory.checkpoints import find_checkpoint, steps_of
 from settings.load import load_settings
 from settings.script import message_of
 from studies.running.cell_record import TRAINING, CellRecord, identity_of, last_checkpoint
@@ -29,11 +30,9 @@ class CellWork:
         plan: PlannedCell,
         folder: Path,
         call: StudyCall,
-        precision: str = "",
     ):
         self.plan = plan
         self.call = call
-        self.precision = precision
         self.log = folder / "logs" / f"{plan.id}.log"
         self.record = CellRecord(folder, plan)
         self.checkpoint = last_checkpoint(plan)
@@ -95,9 +94,11 @@ class CellWork:
         return []
 
     def _train(self) -> None:
-        arguments = [*self.plan.cell.arguments, "--run-dir", str(self.plan.run)]
-        if self.precision:
-            arguments += ["--auto-precision", self.precision]
+        if (last := self.plan.settings.steps) in steps_of(self.plan.run):
+            find_checkpoint(self.plan.run, last)  # a damaged one is not replaced by another model
+        precision = self.plan.settings.training.precision  # `auto` is resolved once for all cells
+        arguments = [*self.plan.cell.arguments, f"training.precision={precision}"]
+        arguments += ["--run-dir", str(self.plan.run)]
         if self.call.train(arguments) != 0:
             raise KeyboardInterrupt  # it has saved a checkpoint
 

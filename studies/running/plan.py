@@ -13,7 +13,7 @@ from typing import Any
 
 from data import DataSettings, is_prepared
 from data.data_settings import SymbolSource
-from data.files import canonical_hash
+from data.files import canonical_hash, write_text
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.protocols import settings_class
@@ -22,6 +22,7 @@ from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
 from model import ModelError
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import override
+from run_directory.precision import auto_precision, resolve_precision
 from run_directory.run import Run, is_run
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
@@ -29,12 +30,14 @@ from run_directory.stages import last_trained
 from settings.load import differences, identity, load_settings
 from studies.grid import GridCell
 from studies.results.stored import SCHEME
+from studies.running.children import value_of
 from studies.study_settings import EvaluationEntry, StudySettings, matches
 from training.checks import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)
 
+PRECISION_FILE = "precision.txt"
 STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
 
 
@@ -102,6 +105,7 @@ class StudyPlanner:
     folder: Path
     shared: Path | None = None
     _passed: set[str] = field(default_factory=set)  # checks
+    _precision: list[str] = field(default_factory=list)  # at most one
 
     def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
         """Plans of all cells. Raises StudyError with every problem of every cell."""
@@ -121,13 +125,16 @@ class StudyPlanner:
         cell: GridCell,
         problems: "CellProblems",
     ) -> PlannedCell:
-        if self.shared is None:
-            run = self.folder / "runs" / cell.id
-            settings, _ = read_run_settings(cell.arguments, run)
-        else:
-            settings, _ = read_run_settings(cell.arguments, None)
+        run = None if self.shared is not None else self.folder / "runs" / cell.id
+        given, parent = read_run_settings(cell.arguments, run)
+
+        def folder_of(settings: RunSettings) -> Path:
+            if self.shared is None:
+                return self.folder / "runs" / cell.id
             names = [*scheme_names(settings), f"seed{settings.seed}", identity(settings)]
-            run = self.shared / "-".join(names)
+            return self.shared / "-".join(names)
+
+        settings, run = resolve_precision(given, parent, folder_of, self._auto_precision)
         self._once(
             check_model,
             settings.model_dump_json(exclude={"seed"}),
@@ -150,6 +157,21 @@ class StudyPlanner:
             except USER_ERRORS as error:
                 problems.add(cell, f"evaluations.{name}: {error}")
         return plan
+
+    def _auto_precision(self, settings: RunSettings) -> str:
+        """What training.precision=auto stands for in all cells: chosen with the first one."""
+        if not self._precision:
+            file = self.folder / PRECISION_FILE
+            if file.is_file():
+                self._precision.append(file.read_text(encoding="utf-8"))
+            else:
+                self._precision.append(value_of(lambda: auto_precision(settings)))
+        return self._precision[0]
+
+    def keep_precision(self) -> None:
+        """Store the choice for later calls of the study, which other machines may make."""
+        if self._precision:
+            write_text(self.folder / PRECISION_FILE, self._precision[0])
 
     def _once(self, check: Callable, key: str, *arguments: object) -> None:
         """Run a check once for all cells that share its `key`: many differ only in their seed."""

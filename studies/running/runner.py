@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.files import locked, write_text
+from data.files import locked
 from errors import INTERRUPTED, REQUEUE
-from model import find_device
 from studies.running.cell_work import FAILED as CELL_FAILED
 from studies.running.cell_work import CellWork
 from studies.running.children import STOPPED as STOP_SIGNALS
-from studies.running.children import gpus, start_child, value_of
+from studies.running.children import gpus, start_child
 from studies.running.forecast import StudyForecast
 from studies.running.plan import PlannedCell
 from studies.running.progress import (
@@ -30,20 +29,9 @@ from studies.running.progress import (
     StudyProgress,
 )
 from studies.running.study_call import StudyCall
-from training.hardware import faster_precision
 
 POLL = 0.05  # seconds between looks at the children
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on
-
-
-def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
-    """What training.precision=auto resolves to in all cells: chosen with the first one, then kept
-    in a file of the study."""
-    file = folder / "precision.txt"
-    if not file.exists():
-        device = find_device("auto")
-        write_text(file, faster_precision(plans[0].settings, None, device))
-    return file.read_text(encoding="utf-8")
 
 
 @dataclass
@@ -76,9 +64,6 @@ class StudyRunner:
         self._retry = 0.0  # when to try cells again that other processes work on
         hours = call.options.hours
         self._deadline = float("inf") if hours is None else time.monotonic() + 3600 * hours
-        self._precision = ""
-        if any(plan.settings.training.precision == "auto" for plan in plans):
-            self._precision = value_of(lambda: auto_precision(folder, plans))
 
     def run(self) -> signal.Signals | None:
         """Run all cells; the signal that stopped it, or None."""
@@ -118,8 +103,7 @@ class StudyRunner:
         return bool(self._queue)
 
     def _work(self, plan: PlannedCell) -> CellWork:
-        precision = self._precision if plan.settings.training.precision == "auto" else ""
-        return CellWork(plan, self.folder, self.call, precision)
+        return CellWork(plan, self.folder, self.call)
 
     def _start(self, plan: PlannedCell) -> None:
         work = self._work(plan)
@@ -137,8 +121,8 @@ class StudyRunner:
             if devices := gpus():
                 os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
             plan.run.parent.mkdir(parents=True, exist_ok=True)
-            with open(plan.run.with_name(f"{plan.run.name}.lock"), "a") as lock:
-                if locked(lock) is False:
+            with locked(plan.run.with_name(f"{plan.run.name}.lock")) as is_ours:
+                if not is_ours:
                     return REQUEUE
                 return self._work(plan).run()  # what another process has done meanwhile is not left
 

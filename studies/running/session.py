@@ -48,8 +48,8 @@ class StudySession:
             for cell in cells_of(study)
         ]
         self.selected = select_cells(self.cells, call.options.only)
-        planner = StudyPlanner(study, folder, shared)
-        self.plans = planner.plan(self.cells)
+        self.planner = StudyPlanner(study, folder, shared)
+        self.plans = self.planner.plan(self.cells)
 
     def prepare(self) -> None:
         """Prepare the text of all cells."""
@@ -107,6 +107,7 @@ class StudySession:
         """Run the selected cells; what became of them, and the signal that stopped the study."""
         self.prepare()
         write_text(self.folder / "study.yaml", dump(self.study))
+        self.planner.keep_precision()
         journal = self.folder / "study.log"
         progress = StudyProgress(self.work, self.options.jobs, self.call.console, journal)
         runner = StudyRunner(self.folder, self.work, progress, self.forecast, self.call)

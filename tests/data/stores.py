@@ -1,6 +1,7 @@
 """Token stores whose tokens tell where they came from."""
 
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
     """Token t of document d is 1000 * (d + 1) + t."""
     documents = [1000 * (d + 1) + np.arange(n) for d, n in enumerate(lengths)]
     sizes = [len(part) for part in np.array_split(np.arange(len(lengths)), shards)]
-    return write_store(Path(tempfile.mkdtemp()), documents, sizes)
+    folder = tempfile.TemporaryDirectory(prefix="store-")
+    store = write_store(Path(folder.name), documents, sizes)
+    weakref.finalize(store, folder.cleanup)
+    return store
 
 
 def sampler(

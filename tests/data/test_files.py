@@ -1,7 +1,6 @@
 """Atomic writes and locks."""
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
@@ -34,11 +33,13 @@ def test_array_size_mismatch_names_file(tmp_path):
     assert not file.exists()
 
 
-def test_lock_is_exclusive_unless_shared(tmp_path):
-    with open(tmp_path / "lock", "w") as mine, open(tmp_path / "lock", "w") as theirs:
-        assert locked(mine) is True
-        assert locked(theirs) is False
-        fcntl.flock(mine, fcntl.LOCK_UN)
-        assert locked(theirs, shared=True) is True
-        assert locked(mine, shared=True) is True
-        assert locked(mine) is False
+def test_lock_is_exclusive(tmp_path):
+    file = tmp_path / "lock"
+    with locked(file) as mine:
+        assert mine
+        with locked(file) as theirs:
+            assert not theirs
+        with locked(file) as still:  # a failed attempt does not release it
+            assert not still
+    with locked(file) as free:
+        assert free

@@ -291,8 +291,8 @@ def test_concurrent_preparation_waits(tmp_path):
             entered.set()
 
     second = threading.Thread(target=enter)
-    with open(tmp_path / ".lock", "w") as first:
-        assert locked(first)
+    with locked(tmp_path / ".lock") as is_ours:
+        assert is_ours
         second.start()
         assert not entered.wait(0.3)
     second.join()

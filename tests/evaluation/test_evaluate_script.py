@@ -83,8 +83,10 @@ def test_evaluation_end_to_end(root, capsys):
     out, err = capsys.readouterr()
     # Of 18 cells, five change nothing at the trained length and share that of the trained model.
     assert "forecast: 13 cells" in err
-    assert "Trained at 24 tokens, evaluated up to 96 (4×): " in out
     folder = root / "run" / "evaluation" / "first"
+    # Random weights: a model that has learned nothing.
+    assert_undertrained(folder, "Trained at 24 tokens, evaluated up to 96 (4×): ")
+    assert out.count(" † ") == 8  # each method and the note
     assert {path.name for path in folder.iterdir()} == {
         "nll_by_length.png",
         "nll_by_length.svg",
@@ -111,6 +113,17 @@ def test_evaluation_end_to_end(root, capsys):
     call(root / "run", folder / "settings.yaml")
     assert "18 of 18 cells are already done" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
+
+
+def assert_undertrained(folder, more):
+    """The first line reports a model that has learned nothing, and nothing says that it holds."""
+    first, *lines = (folder / "summary.txt").read_text(encoding="utf-8").splitlines()
+    assert first.startswith("Undertrained (†): ")
+    assert more in first
+    rows = pd.read_csv(folder / "results.csv")
+    assert not {"held_to", "context_reach", "gain_shown_to"} & set(rows.metric)
+    assert "held" not in set(rows.verdict)
+    assert not any("held to" in line or "reach" in line for line in lines)
 
 
 def test_text_seen_in_training_is_excluded(root, capsys):
@@ -271,6 +284,7 @@ def test_runs_are_compared_with_the_first(root):
     asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared", "methods=[trained]"]
     assert call(*runs, *asked) == 0
     folder = root / "run" / "evaluation" / "compared"
+    assert_undertrained(folder, "")
     report = results_of(folder)
     assert [run["train_length"] for run in report["runs"]] == [24, 32, 24]
     rows = numbers_of(folder)

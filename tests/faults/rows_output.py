@@ -106,7 +106,12 @@ def shards_overwritten(folder: Path, overrides: list[str]) -> Result:
 def without_manifest(folder: Path, overrides: list[str]) -> Result:
     (folder / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
     result = call("train.py", *overrides, "--run-dir=run", cwd=folder)
-    assert sorted(path.name for path in (folder / "run").iterdir()) == [".lock", "checkpoints"]
+    assert sorted(path.name for path in (folder / "run").iterdir()) == [
+        ".holder",
+        ".holder.lock",
+        ".lock",
+        "checkpoints",
+    ]
     return result
 
 
@@ -138,7 +143,7 @@ FAULTS = [
     Fault("manifest removed", partial(loses, "manifest.json", True), names=("/run/manifest.json",)),
     Fault("shards overwritten", shards_overwritten, names=(".tokens", "hash", "prepare the data")),
     Fault("no manifest", without_manifest, names=("run", "manifest.json", "--restart")),
-    Fault("lock deleted", second_trainer, names=("another process",)),
+    Fault("lock deleted", second_trainer, names=("being trained by process",)),
     Fault(
         "launcher killed",
         orphaned,

@@ -1,10 +1,10 @@
 """scripts/runs.py lists completed, running, stopped, imported and damaged runs."""
 
-import fcntl
 import json
 import shutil
 
 import pytest
+from filelock import FileLock
 
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
@@ -42,8 +42,7 @@ def row_of(folder) -> dict[str, str]:
 
 
 def test_run_statuses(folder):
-    with open(folder / "c" / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder / "c" / ".lock"):
         *statuses, damaged = (row_of(folder / name)["status"] for name in "abcde")
     assert statuses == ["done", "stopped", "training", "imported"]
     assert "train_length" in damaged

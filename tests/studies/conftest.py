@@ -21,7 +21,7 @@ training:
   tokens: {tokens}
   batch_size: 8
   log_interval: 4
-  checkpoint: {{interval: 3, keep: 1}}
+  checkpoint: {{interval: 3, keep: 2}}
   validation: {{interval: null, multiples: [1], spans: 4, targets: 8}}
   samples: {{prompts: ["a"], tokens: 4}}
 """

@@ -101,19 +101,20 @@ def test_finished_cells_are_not_run_again(clean, monkeypatch):
     assert (folder / "results.json").read_bytes() == text
 
 
-def test_a_damaged_checkpoint_or_result_is_replaced(clean, copied, monkeypatch):
+def test_a_damaged_checkpoint_is_refused_and_a_damaged_result_replaced(clean, copied, monkeypatch):
     file, folder = copied
-    weights = next((folder / "runs" / CELLS[1] / "checkpoints").glob("step-*/model.safetensors"))
+    last = folder / "runs" / CELLS[1] / "checkpoints" / "step-00000006"
+    weights = last / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     stored = folder / "runs" / CELLS[2] / "evaluation" / "held-out" / "results.json"
     stored.write_text(stored.read_text().replace("fixed-targets", "fixed-tragets"))
-    # No checkpoint is left that could be resumed: train.py refuses, and the other cells go on.
     assert call(monkeypatch, file, "--run-dir", folder) == 1
     record = results_of(folder)
     assert [cell["status"] for cell in record["cells"]] == ["done", "failed", "done", "done"]
-    assert record["cells"][1]["error"].startswith("training: no good checkpoint")
+    error = record["cells"][1]["error"]
+    assert all(text in error for text in (f"{last}: model.safetensors is altered", "step 3"))
     assert lasting(record)["cells"][2] == lasting(results_of(clean[1]))["cells"][2]
-    shutil.rmtree(folder / "runs" / CELLS[1])
+    shutil.rmtree(last)
     assert call(monkeypatch, file, "--run-dir", folder) == 0
     assert lasting(results_of(folder)) == lasting(results_of(clean[1]))
 

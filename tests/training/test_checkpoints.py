@@ -27,7 +27,7 @@ from run_directory.optimizer_settings import AdamWSettings, MuonSettings
 from run_directory.training_settings import CheckpointSettings
 from run_directory.weights import load_weights, weights_of
 from tests.processes import ScriptProcess
-from tests.training.net import Net, RecordingConsole, save, state_of, trained, update
+from tests.training.net import Net, save, state_of, trained, update
 from tests.training.tiny import FILES, same
 
 
@@ -129,14 +129,15 @@ def test_corruption_is_detected_and_previous_checkpoint_used(tmp_path, name, har
     save(tmp_path, 3, state, {"n": 3})
     save(tmp_path, 5, state, {"n": 5})
     HARMS[harm](folder_of(tmp_path, 5) / name)
-    console = RecordingConsole()
-    assert find_checkpoint(tmp_path, console).state == {"n": 3}
-    (line,) = console.lines
+    lines = []
+    assert find_checkpoint(tmp_path, warn=lines.append).state == {"n": 3}
+    (line,) = lines
     assert "step-00000005" in line
     assert name in line
     assert line.endswith("going back to step 3")
-    with pytest.raises(TrainingError, match=name):
-        find_checkpoint(tmp_path, console, step=5)
+    for step in (None, 5):
+        with pytest.raises(TrainingError, match=rf"{name}.* step 3, which is intact"):
+            find_checkpoint(tmp_path, step)
 
 
 def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
@@ -166,9 +167,9 @@ def test_missing_and_renamed_checkpoints(tmp_path):
     assert damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
     shutil.rmtree(folder_of(tmp_path, 8))
     (saved.folder / "model.safetensors").unlink()
-    message = r"no good checkpoint is left.*model.safetensors is missing"
+    message = r"model.safetensors is missing; no checkpoint of the run is intact"
     with pytest.raises(TrainingError, match=message):
-        find_checkpoint(tmp_path, RecordingConsole())
+        find_checkpoint(tmp_path, warn=print)
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +217,9 @@ def test_unusable_numbers_are_rejected(tmp_path, monkeypatch, value):
     assert steps_of(tmp_path) == [3]
     monkeypatch.setattr(module, "flaw", lambda tensor, kind: None)  # saved by an earlier version
     save(tmp_path, 5, state)
-    console = RecordingConsole()
-    assert find_checkpoint(tmp_path, console).hash == good.hash
-    assert "step-00000005: model.safetensors: mix.bias" in console.lines[0]
+    lines = []
+    assert find_checkpoint(tmp_path, warn=lines.append).hash == good.hash
+    assert "step-00000005: model.safetensors: mix.bias" in lines[0]
     with pytest.raises(TrainingError, match=r"mix\.bias"):
         find_checkpoint(tmp_path, step=5, only=("model.safetensors",))
 
@@ -262,9 +263,7 @@ def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
         return real(file)
 
     monkeypatch.setattr(module, "sha256_of", replacing)
-    console = RecordingConsole()
-    assert find_checkpoint(tmp_path, console).step == 6
-    assert console.lines == []
+    assert find_checkpoint(tmp_path).step == 6
 
 
 # Which are kept

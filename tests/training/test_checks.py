@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
@@ -16,14 +15,13 @@ from settings.load import load_settings
 from tests.files import ROOT
 from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
-from training import dry_run, hardware, memory
+from training import dry_run, memory
 from training.checks import check_model, check_processes
 from training.memory import MemoryLayout, fixes_for, gathered_keys
 from training.options import parse_options
 
 CONFIGS = ROOT / "configs"
 LEARNED = "model.position.name=learned train_length=64 "
-FORK = "parent={run: x, fork: true, checkpoint: 1}"
 
 
 def load(*overrides: str) -> RunSettings:
@@ -203,42 +201,6 @@ def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
     tokens = [n * model.flops_per_token(n) for n in (24, 48, 96)]
     validation = 4 * sum(tokens) / 3 / (8 * tokens[0])
     assert printed == [pytest.approx(seconds * (12 + validation))]
-
-
-# training.precision=auto
-
-
-@pytest.fixture
-def resolve(monkeypatch):
-    """What it resolves to where a bfloat16 product takes `half` of the time of float32."""
-    cpu = torch.device("cpu")
-    parallel = SimpleNamespace(main=True, device=cpu, device_type="cpu", gather=lambda x: [x])
-
-    def resolved(words=(), half=0.5, native=True, folder=None, parent=None, given=None) -> str:
-        times = {torch.float32: 1.0, torch.bfloat16: half}
-        monkeypatch.setattr(hardware, "has_bfloat16", lambda device: native)
-        monkeypatch.setattr(hardware, "product_seconds", lambda *sizes: times[sizes[-1]])
-        return hardware.resolve_precision(load(*words), parent, folder, parallel, given)
-
-    return resolved
-
-
-def test_auto_precision_is_the_faster_type_of_the_processor(resolve):
-    assert resolve() == "bfloat16"
-    assert resolve(given="float32") == "float32"
-    assert resolve(half=1.2) == resolve(native=False) == "float32"
-    assert resolve(["training.precision=float64"]) == "float64"
-
-
-def test_auto_precision_stays_with_the_run_and_its_forks(resolve, tmp_path):
-    manifest = tmp_path / "manifest.json"
-    manifest.write_text('{"precision": "bfloat16"}')
-    assert resolve(half=2.0, folder=tmp_path) == "bfloat16"
-    manifest.write_text("{}")  # an earlier version trained it in float32
-    assert resolve(folder=tmp_path) == "float32"
-    parent = SimpleNamespace(about={"precision": "float32", "vocab_size": 258})
-    assert resolve([FORK], parent=parent) == "float32"
-    assert resolve(["parent={run: x}"], parent=parent) == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,15 @@ def send(*numbers: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _all_as_before():
+def _hears_sighup():
+    """Also under nohup, which starts processes that ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(autouse=True)
+def _all_as_before(_hears_sighup):
     """Handlers and threads are those of before."""
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
     threads = threading.active_count()

@@ -33,7 +33,7 @@ def logged_steps(folder: Path) -> int:
 
 
 def weights(folder: Path, step: int | None = None, kind: str = "model") -> dict[str, Tensor]:
-    checkpoint = find_checkpoint(folder, None, step)
+    checkpoint = find_checkpoint(folder, step)
     assert checkpoint is not None
     return load_file(checkpoint.folder / f"{kind}.safetensors")
 

@@ -1,15 +1,17 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
 from evaluation.results_table import ResultsTable
+from evaluation.statistics.intervals import interval
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 
 UNITS = 30
 
 
-def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True):
+def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True, has_learned=True):
     """The long table for NLL whose unit differences from the reference, at 64, have exactly this
     mean and sd."""
     changes = {64: np.zeros(UNITS)}
@@ -17,7 +19,8 @@ def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True):
         draws = np.random.default_rng(length).normal(size=UNITS)
         changes[length] = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
     table = ResultsTable()
-    rules = VerdictRules(64, tolerance, family=family)
+    over_units = partial(interval, counts=np.ones(UNITS))
+    rules = VerdictRules(64, tolerance, over_units, family=family, has_learned=has_learned)
     add_verdicts(table, "x", changes, rules, missing=failed, is_precise=is_precise)
     return table
 
@@ -32,6 +35,7 @@ def test_held_broken_inconclusive():
     table = judged(differences)
     assert (table.value("x", "held_to"), table.value("x", "break_point")) == (128, 512)
     assert words(differences, is_precise=False) == ["inconclusive"] * 3
+    assert words(differences, has_learned=False) == ["inconclusive", "inconclusive", "broken"]
     assert table.value("x", "delta", 64) == 0
     assert not table.get("x", "delta", 64).verdict
 

@@ -1,7 +1,8 @@
 """Results of the slow tests of exports, from which scripts/docs/support_matrix.py writes its
 cells."""
 
-import os
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -35,9 +36,7 @@ def record(figures: dict[str, tuple[dict, str, float]]) -> None:
     Args:
         figures: row -> its settings, what was loaded, and the largest difference of a logit.
     """
-    folder = os.open(RESULTS.parent, os.O_RDONLY)
-    try:
-        locked(folder, wait=True)
+    with locked(Path(tempfile.gettempdir(), "sextant-exports.lock"), wait=True):
         results = measured() | {
             row: {
                 "settings": settings_digest(settings),
@@ -47,5 +46,3 @@ def record(figures: dict[str, tuple[dict, str, float]]) -> None:
             for row, (settings, name, difference) in figures.items()
         }
         write_json(RESULTS, {row: results[row] for row in ROWS if row in results})
-    finally:
-        os.close(folder)

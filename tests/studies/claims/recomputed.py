@@ -76,7 +76,7 @@ def verdict(file: Path, results: Path) -> tuple[str, dict[str, tuple[float, floa
 
 def cell(value: dict, rows: list[dict], seed: str, fixed: dict) -> float:
     """The number of one arm."""
-    wanted = {**value, **fixed, "seed": seed}
+    wanted = {"method": "trained", **value, **fixed, "seed": seed}
     (row,) = {
         (row["value"], row["weights"])
         for row in rows
@@ -127,9 +127,8 @@ def has_learned(claim: dict, rows: list[dict], seeds: list[str]) -> bool:
             value = condition["value"]
             if any(row[key] != str(each) for key, each in value.items()):
                 continue
-            number = float(row["value"])
-            is_bad = number > condition.get("at_most", math.inf)
-            is_bad = is_bad or number < condition.get("at_least", -math.inf)
-            if is_bad:
+            number = float(row["value"] or "nan")  # of an undertrained model
+            high = condition.get("at_most", math.inf)
+            if not condition.get("at_least", -math.inf) <= number <= high:
                 failed[tuple(row[axis] for axis in axes)].add(row["seed"])
     return all(len(bad) <= len(seeds) // 8 for bad in failed.values())

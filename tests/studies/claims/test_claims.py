@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from errors import ConfigError, StudyError
 from settings.load import load_settings
 from studies.claims.atlas import write_atlas
-from studies.claims.claim_results import read_rows, verdict_of
+from studies.claims.claim_results import MeasuredValues, read_rows, verdict_of
 from studies.claims.claim_run import Claim, commit_of
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.command import load_claims
@@ -44,8 +45,10 @@ learned: [{{value: {{length: 24}}, at_most: 9}}]
 
 @pytest.fixture
 def claims(write_study, tmp_path, monkeypatch):
-    """Run claims in an empty folder, which is no repository."""
+    """Run claims in an empty folder, which is no repository. Models of three updates pass for
+    trained."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", -9)
 
     def run(text: str, *options: object) -> tuple[int, Path]:
         file = write_study(text)
@@ -84,10 +87,13 @@ def test_a_claim_is_run_frozen_and_decided(claims, tmp_path, capsys):
 def test_the_atlas_shows_published_results(claims):
     _, file = claims(CLAIM)
     claim = Claim(file, load_settings(ClaimSettings, [str(file)]))
-    pages = write_atlas([claim.publish(Path("docs/results/claims"))], Path("docs"))
+    left = Claim(file.with_name("left.yaml"), claim.settings)  # written and not run
+    published = [each.publish(Path("docs/results/claims")) for each in (claim, left)]
+    pages = write_atlas(published, Path("docs"))
     markdown, page = (path.read_text() for path in pages)
     for text in (markdown, page):
-        assert "1 claim: 0 reproduced, 1 refuted, 0 inconclusive." in text
+        assert "2 claims: 0 reproduced, 1 refuted, 0 inconclusive, 1 not run." in text
+        assert "left.yaml" in text.split("Written and not run")[-1]
         assert "(δ ±9)" in text
     assert "](results/claims/tiny/figure.svg)" in markdown
     assert Path("docs/results/claims/tiny/figure.svg").is_file()
@@ -122,14 +128,38 @@ def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
     assert claims(CLAIM, "--dry-run")[0] == 0
 
 
-def test_runs_that_have_not_learned_are_inconclusive(claims):
-    _, file = claims(CLAIM.replace("at_most: 9", "at_most: 1"))
+@pytest.mark.parametrize(("at_most", "undertrained"), [(1, -9), (9, 0.5)])
+def test_runs_that_have_not_learned_are_inconclusive(claims, at_most, undertrained, monkeypatch):
+    """By the condition of the claim, or because they are hardly better than a unigram model."""
+    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", undertrained)
+    _, file = claims(CLAIM.replace("at_most: 9", f"at_most: {at_most}"))
     folder = Path("runs/claims/tiny")
     settings = load_settings(ClaimSettings, [str(file)])
     ours = verdict_of(settings, read_rows(folder / "results.csv"))
     assert ours.word == verdict(file, folder / "results.csv")[0] == "inconclusive (not learned)"
     assert ours.learned == {"rope": 0, "none": 0}
     assert ours.p == 1
+
+
+def test_the_error_of_a_value_counts_targets(write_study):
+    """Against the jackknife over documents of unequal size, target by target."""
+    claim = load_settings(ClaimSettings, [str(write_study(CLAIM))])
+    rng = np.random.default_rng(0)
+    units = [rng.normal(3 + j, 1, (2, 4 * j)) for j in (1, 3, 9)]  # at 24 and at 48
+    rows = [
+        {"method": "trained", "length": length, "nll": np.concatenate(units, axis=1)[k].mean()}
+        | {"unit_nll": [own[k].mean() for own in units]}
+        for k, length in enumerate((24, 48))
+    ]
+    loss = {"cells": rows, "units": {"targets": [own.shape[1] for own in units]}}
+    axes = {"scheme": "rope", "seed": "10"}
+    values = MeasuredValues(claim, [{"axes": axes, "evaluations": {"loss": loss}}])
+    tree = claim.comparisons["change"].value
+    kept = [np.concatenate(units[:j] + units[j + 1 :], axis=1).mean(axis=1) for j in range(3)]
+    changes = np.array([after - before for before, after in kept])
+    error = np.sqrt(2 / 3 * ((changes - changes.mean()) ** 2).sum())
+    change = rows[1]["nll"] - rows[0]["nll"]
+    assert values.comparison(tree, "10") == pytest.approx((change, error))
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,22 @@ def test_variants_without_intervals_are_in_no_claim():
 
 
 def test_undertrained_schemes_are_reported(write, figures):
-    record = results(schemes=("rope", "none"))
-    assert "undertrained" not in findings(record)
+    record = results(schemes=("rope", "alibi", "none"))
+    assert "ndertrained" not in findings(record)
+    table = derived(record).table
+    assert table.value("alibi", "held_to") == 4096
+    assert table.select("context_reach", "alibi")
     for unigram in (0.5, 5.15):  # 0.35 nats above the loss of rope, 0.2 above that of NoPE
         for cell in record["cells"][:-1]:
             cell["evaluations"]["long"]["unigram_unit_nll"] = [unigram] * 9
-        assert "undertrained: rope, rope + yarn and none" in findings(record)
+        first = findings_of(derived(record))[0]
+        assert first.startswith("Undertrained (†): rope, rope + yarn, alibi and none;")
+        table = derived(record).table
+        words = {row.verdict for row in table.select("delta")}
+        assert words == {"", "inconclusive", "broken"}
+        for metric in ("held_to", "context_reach", "gain_shown_to"):
+            assert not table.select(metric)
+        assert "held to" not in findings(record)
     _, text = write(record)
     assert "| none † |" in text
     labels = {end.name for end in ends(figures["nll_by_length"].axes[0])}

@@ -1,7 +1,5 @@
 """Cells of a study are comparable: equal initial weights and equal data, both recorded."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from studies.results.stored import unfair_comparisons
-from studies.running import runner
 from studies.running.cell_record import data_order, equal_tokens
 from studies.running.children import set_threads, value_of
 from tests.files import ROOT
@@ -74,10 +71,3 @@ def test_children_share_cores(monkeypatch):
         return torch.get_num_threads()
 
     assert [value_of(lambda jobs=jobs: threads(jobs)) for jobs in (3, 16)] == [2, 1]
-
-
-def test_precision_auto_is_resolved_once_for_all_cells(tmp_path, monkeypatch):
-    chosen = iter(["bfloat16", "float32", "float32"])
-    monkeypatch.setattr(runner, "faster_precision", lambda *places: next(chosen))
-    plan = SimpleNamespace(run=tmp_path / "run", settings=None)
-    assert [runner.auto_precision(tmp_path, [plan]) for _ in range(2)] == ["bfloat16"] * 2
