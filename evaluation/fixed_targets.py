@@ -1,9 +1,8 @@
 """Loss of any language model on fixed targets: the same tokens after contexts of several lengths.
 
-A target is a token whose loss counts. A span is K targets that end at one place in a document. A
-window of L inputs ends before the last target of a span and predicts its K targets by its last K
-outputs, so target k of K (from 1) sees L − K + k tokens. Every length scores the same targets:
-differences between lengths are due to context alone.
+A span is K target tokens that end at one place in a document. The last K outputs of a window of L
+inputs predict them, so target k of K (from 1) sees L − K + k tokens. Every length scores the same
+targets: differences between lengths are due to context alone.
 
     losses = score(lambda ids: model(ids).logits, documents, lengths=[256, 1024], targets=64)
     print(by_length(losses, trained_length=256))
@@ -34,30 +33,22 @@ def score(
     device: torch.device | str = "cpu",
 ) -> pd.DataFrame:
     """NLL in nats of every target at every length: columns `document`, `target` (index of the token
-    in its document), `length` and `nll`.
+    in its document), `length` and `nll`. Raises ValueError if a window does not fit.
 
     Args:
-        model: (B, T) token ids to (B, T, V) logits, or to those of at least the last `targets`
-            tokens, (B, K, V). A module should be in evaluation mode.
+        model: (B, T) token ids to (B, T, V) logits, or to those of the last K tokens, (B, K, V).
         documents: token ids of each, (n,) integers.
-        lengths: numbers of input tokens, each at least `targets`.
-        targets: K, of each span.
-        ends: (document, end) of each span, which is `documents[document][end - targets : end]`;
-            None: the end of every document with more tokens than the longest length.
-        batch: windows of one pass.
-
-    Raises ValueError if a window does not fit into its document.
+        targets: K, of each span; `lengths` are numbers of input tokens, each at least K.
+        ends: (document, end) of each span, which is `documents[document][end - K : end]`; None:
+            the end of every document with more tokens than the longest length.
     """
     longest = max(lengths)
     if ends is None:
         ends = [(d, len(ids)) for d, ids in enumerate(documents) if len(ids) > longest]
     spans = np.array(ends, dtype=np.int64).reshape(-1, 2)
-    for document, end in spans.tolist():
-        if not longest < end <= len(documents[document]) or min(lengths) < targets:
-            raise ValueError(
-                f"document {document}: {targets} targets that end at {end} need {longest} tokens "
-                f"before the last one, and lengths of at least {targets}"
-            )
+    fits = [longest < end <= len(documents[document]) for document, end in spans.tolist()]
+    if not fits or not all(fits) or min(lengths) < targets:
+        raise ValueError(f"a span needs {longest} tokens before its last one, and lengths >= K")
 
     def nll_of(windows: np.ndarray, keep: int) -> np.ndarray:
         tokens = torch.from_numpy(windows).to(device)
@@ -68,8 +59,7 @@ def score(
 
     def read(document: np.ndarray, end: np.ndarray, inputs: int) -> np.ndarray:
         pairs = zip(document.tolist(), end.tolist(), strict=True)
-        rows = [np.asarray(documents[d][stop - inputs - 1 : stop]) for d, stop in pairs]
-        return np.stack(rows).astype(np.int64)
+        return np.stack([documents[d][stop - inputs - 1 : stop] for d, stop in pairs]).astype(int)
 
     groups = np.split(np.arange(len(spans)), range(batch, len(spans), batch))
     document, end = spans.repeat(targets, axis=0).T
@@ -113,16 +103,11 @@ def measure_windows(
 def by_length(
     losses: pd.DataFrame, trained_length: int, *, unit: str = "document", alpha: float = 0.05
 ) -> pd.DataFrame:
-    """A row for each length: `nll`, `perplexity` and `gain`, with the ends of intervals.
-
-    `gain` is the NLL at the trained length minus that at this length: what the model gains over
-    the same text truncated to the trained length. Differences are paired by target. `unit`: the
-    column of `losses` whose values are independent, such as authors. Raises ValueError if lengths
-    have different targets.
-    """
-    wide = losses.pivot(
-        index=list(dict.fromkeys([unit, "document", "target"])), columns="length", values="nll"
-    )
+    """A row for each length: `nll`, `perplexity`, and `gain` over the text truncated to the trained
+    length, paired by target, with intervals. `unit`: the column of `losses` whose values are
+    independent, such as authors. Raises ValueError if lengths have different targets."""
+    index = list(dict.fromkeys([unit, "document", "target"]))
+    wide = losses.pivot(index=index, columns="length", values="nll")
     if wide.isna().any(axis=None):
         raise ValueError("the NLL of some targets is missing at some lengths, or NaN")
     grouped = wide.groupby(level=unit)
@@ -139,11 +124,11 @@ def by_length(
 
 
 def ratio(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """Mean over targets Σ sⱼ / Σ nⱼ, and its standard error over units j.
+    """Mean over targets r = Σ sⱼ / Σ nⱼ, and its standard error over units j with total losses
+    `sums` sⱼ (D,) and numbers of targets `counts` nⱼ (D,).
 
-    `sums` sⱼ (D,): totals of the targets of each unit; `counts` nⱼ (D,): their number. The error is
-    that of the linearized ratio (Cochran 1977, section 6.4), robust to any dependence within a
-    unit: D/(D − 1) · Σ(sⱼ − r·nⱼ)² / (Σ nⱼ)². With equal counts it is sd/√D of the units' means.
+    The error is that of the linearized ratio (Cochran 1977, section 6.4), robust to any dependence
+    within a unit: √(D/(D − 1) · Σ(sⱼ − r·nⱼ)²) / Σ nⱼ; with equal counts sd/√D of the unit means.
     """
     units = len(counts)
     total = counts.sum()
@@ -158,12 +143,10 @@ def half_width(error: float, df: float, alpha: float) -> float:
     return float(stdtrit(df, 1 - alpha / 2)) * error
 
 
-def ratio_interval(
-    sums: np.ndarray, counts: np.ndarray, alpha: float
-) -> tuple[float, float, float]:
+def ratio_interval(sums: np.ndarray, counts: np.ndarray, alpha: float) -> tuple[float, ...]:
     """(mean over targets, low, high) by Student's t with D − 1 degrees of freedom; the ends are NaN
     with fewer than 6 units."""
     mean, error = ratio(sums, counts)
-    units = len(counts)
-    half = half_width(error, units - 1, alpha) if units >= POINTS_ONLY_BELOW else math.nan
+    half = half_width(error, len(counts) - 1, alpha)
+    half = half if len(counts) >= POINTS_ONLY_BELOW else math.nan
     return mean, mean - half, mean + half
