@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.special import stdtrit
-from torch.nn import functional as F
 
 POINTS_ONLY_BELOW = 6  # with fewer independent units there are point estimates only
 
@@ -54,7 +53,7 @@ def score(
         tokens = torch.from_numpy(windows).to(device)
         with torch.no_grad():
             logits = model(tokens[:, :-1])[:, -keep:].double()
-        nll = F.cross_entropy(logits.transpose(1, 2), tokens[:, -keep:], reduction="none")
+        nll = torch.nn.functional.cross_entropy(logits.mT, tokens[:, -keep:], reduction="none")
         return nll.cpu().numpy()
 
     def read(document: np.ndarray, end: np.ndarray, inputs: int) -> np.ndarray:
@@ -126,7 +125,6 @@ def by_length(
 def ratio(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     """Mean over targets r = Σ sⱼ / Σ nⱼ, and its standard error over units j with total losses
     `sums` sⱼ (D,) and numbers of targets `counts` nⱼ (D,).
-
     The error is that of the linearized ratio (Cochran 1977, section 6.4), robust to any dependence
     within a unit: √(D/(D − 1) · Σ(sⱼ − r·nⱼ)²) / Σ nⱼ; with equal counts sd/√D of the unit means.
     """
