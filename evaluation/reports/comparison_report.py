@@ -21,8 +21,8 @@ from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.statistics.analysis import add_levels
-from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.verdicts import is_undertrained, pooled
+from evaluation.statistics.intervals import interval_over_units
+from evaluation.statistics.verdicts import is_undertrained
 
 Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
 
@@ -125,7 +125,7 @@ def comparison_report(
 def _is_undertrained(result: EvaluationResult) -> bool:
     if result.unigram is None or result.truncated is None:
         return False
-    return is_undertrained(pooled(result.truncated), pooled(result.unigram))
+    return is_undertrained(float(result.truncated.mean()), float(result.unigram.mean()))
 
 
 def _add_losses(r: LossResults, entries: Entries) -> None:
@@ -139,8 +139,10 @@ def _add_losses(r: LossResults, entries: Entries) -> None:
             nll = result.nll.get((own.label, length))
             # truncation to the trained length changes nothing there: it is the same array
             if base is not None and nll is not None and nll is not base:
-                changes[label, length] = unit_means(nll - base, first.unit)
+                changes[label, length] = nll - base
     r.difference_family = max(1, len(changes))
     for (label, length), change in changes.items():
-        difference = interval(change, alpha=1 - r.confidence, family=r.difference_family)
+        difference = interval_over_units(
+            change, first.unit, alpha=1 - r.confidence, family=r.difference_family
+        )
         r.table.add(label, "difference", difference, length)

@@ -29,6 +29,7 @@ from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.scoring.session import MeasuredCells
 from evaluation.statistics.binomial import wilson
+from evaluation.statistics.intervals import unit_counts
 from evaluation.tasks.item_session import ItemResult
 from evaluation.tasks.task_analysis import (
     ABOVE_CHANCE,
@@ -116,7 +117,11 @@ def text_record(result: TaskResult) -> dict:
         "items_hash": drawn.hash,
         "task_settings": drawn.task.model_dump(mode="json"),
         "lengths": drawn.lengths,
-        "units": {"kind": drawn.unit_kind, "names": drawn.unit_names},
+        "units": {
+            "kind": drawn.unit_kind,
+            "names": drawn.unit_names,
+            "items": unit_counts(drawn.unit).tolist(),
+        },
         **analyse_tasks(result),
         "per_item_nll": result.files,
     }
@@ -151,7 +156,7 @@ def item_cells(result: ItemResult) -> Iterator[dict]:
         n = len(exact)
         low, high = wilson(float(exact.sum()), n, alpha=joint, n_eff=n)
         chance = drawn.chance(result.task.choices)
-        symbols_low, symbols_high = unit_interval(symbols, symbols, np.arange(n), joint)
+        symbols_low, symbols_high = unit_interval(symbols, np.arange(n), joint)
         yield {
             "method": method,
             "length": longest,

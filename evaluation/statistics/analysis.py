@@ -1,7 +1,8 @@
 """Analyze per-target NLL: levels, differences, verdicts, net gains."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -11,15 +12,18 @@ from evaluation.results_table import ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.context_reach import add_reach
-from evaluation.statistics.intervals import interval, unit_means
+from evaluation.statistics.intervals import (
+    interval,
+    interval_over_units,
+    unit_counts,
+    unit_means,
+)
 from evaluation.statistics.verdicts import (
     VerdictRules,
     add_verdicts,
     bits_per_byte,
     by_position,
     is_undertrained,
-    perplexity,
-    pooled,
     read_gains,
 )
 from model import AnyPosition
@@ -57,14 +61,15 @@ def analyze(result: EvaluationResult) -> Analysis:
         )
     l0 = result.subject.trained_length
     has_baseline = result.truncated is not None
-    unigram = None if result.unigram is None else pooled(result.unigram)
-    truncated = pooled(result.truncated) if has_baseline else None
+    unigram = None if result.unigram is None else float(result.unigram.mean())
+    truncated = float(result.truncated.mean()) if has_baseline else None
     is_by_position = result.plan.protocol == "by-position"
     judged, notes = _judged_methods(result)
     cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
     rules = VerdictRules(
         l0,
         result.settings.tolerance,
+        interval=partial(interval, counts=unit_counts(result.unit)),
         alpha=1 - result.settings.confidence,
         family=max(1, len(cells - result.absent.keys())),
         has_learned=not is_undertrained(truncated, unigram),
@@ -113,13 +118,12 @@ def add_levels(table: ResultsTable, result: EvaluationResult, label: str, name: 
         if cell not in result.nll:
             continue
         nll = result.nll[cell]
-        level = interval(unit_means(nll, result.unit), alpha=alpha)
-        level = replace(level, estimate=pooled(nll))
+        level = interval_over_units(nll, result.unit, alpha=alpha)
         table.add(name, "nll", level, length, note=describe_scheme(result, label, length))
-        table.add(name, "perplexity", perplexity(nll), length)
+        table.add(name, "perplexity", math.exp(level.estimate), length)
         if result.truncated is not None:
-            gains = unit_means(result.truncated - nll, result.unit)
-            table.add(name, "gain", interval(gains, alpha=alpha), length)
+            gain = interval_over_units(result.truncated - nll, result.unit, alpha=alpha)
+            table.add(name, "gain", gain, length)
         bits = bits_per_byte(nll, result.n_bytes)
         if bits is not None:
             table.add(name, "bits_per_byte", bits, length)

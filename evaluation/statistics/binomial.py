@@ -5,6 +5,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from evaluation.fixed_targets import ratio
+
 
 def wilson(hits: float, n: int, *, alpha: float = 0.05, n_eff: float) -> tuple[float, float]:
     """(low, high) by Wilson's score interval (1927), `n_eff` in place of n for dependent items.
@@ -28,17 +30,13 @@ def effective(hits: np.ndarray, items: np.ndarray) -> float:
     """Effective number of independent items among n dependent ones: p(1−p)/V, at most n.
 
     `hits`, `items` (haystacks,): right answers and questions of each haystack. V is the variance of
-    the share with haystacks as the sample (the ratio estimator, as their sizes may differ). If all
+    the share with haystacks as the sample. If all
     answers are correct, or all wrong, V is undefined and each haystack counts once, the lower
     bound.
     """
     n = float(items.sum())
     haystacks = len(items)
-    p = float(hits.sum()) / n
+    p, error = ratio(hits, items)
     if haystacks == n or haystacks == 1 or p in (0.0, 1.0):
         return float(haystacks)
-    residuals = hits - p * items
-    variance = haystacks / (haystacks - 1) * float((residuals**2).sum()) / n**2
-    if variance == 0:
-        return n
-    return min(n, p * (1 - p) / variance)
+    return n if error == 0 else min(n, p * (1 - p) / error**2)

@@ -1,16 +1,17 @@
-"""Confidence intervals over independent units by Student's t.
+"""Confidence intervals over independent units: means over targets with cluster-robust errors.
 
-A unit is a document, or a cluster where the corpus defines clusters. The intervals describe these
-checkpoints on such documents; they do not include the variance between training seeds.
+A unit is a document, or a cluster where the corpus defines clusters. The estimator is that of
+`fixed_targets.ratio_interval`, here from the mean and the number of targets of each unit. The
+intervals describe these checkpoints on such documents; they do not include the variance between
+training seeds.
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
-from data.preparation.summary import POINTS_ONLY_BELOW
+from evaluation.fixed_targets import ratio_interval
 
 
 @dataclass(frozen=True)
@@ -26,42 +27,32 @@ class MeanInterval:
     seeds: tuple[int, ...] = ()  # of each scheme, where training seeds are a sample too
 
 
+def unit_counts(unit: np.ndarray) -> np.ndarray:
+    """How often each unit occurs in `unit` (n,), ascending: (D,)."""
+    return np.unique(unit, return_counts=True)[1]
+
+
 def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """Mean of `values` (n,) over each unit that occurs in `unit` (n,), ascending: (D,)."""
     _, inverse, counts = np.unique(unit, return_inverse=True, return_counts=True)
     return np.bincount(inverse, weights=values) / counts
 
 
-def interval(means: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> MeanInterval:
-    """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by
-    Bonferroni). At alpha 0.05 `high` is also the one-sided 97.5% upper bound."""
-    units = len(means)
-    half = math.nan
-    if units >= POINTS_ONLY_BELOW:
-        half = half_width(float(means.std(ddof=1)), units, alpha / family)
-    return around(means, half, alpha, family)
-
-
-def around(
-    means: np.ndarray, half: float, alpha: float, family: int, seeds: tuple[int, ...] = ()
+def interval(
+    means: np.ndarray, counts: np.ndarray, *, alpha: float = 0.05, family: int = 1
 ) -> MeanInterval:
-    """The interval of the mean of `means` (D,), ± half."""
-    mean = float(means.mean())
-    return MeanInterval(
-        estimate=mean,
-        low=mean - half,
-        high=mean + half,
-        level=1 - alpha / family,
-        family=family,
-        units=len(means),
-        seeds=seeds,
-    )
+    """The mean over all targets of units with these `means` (D,) and `counts` (D,) of targets, at
+    level 1 − alpha/family (simultaneous over `family` intervals by Bonferroni). At alpha 0.05
+    `high` is also the one-sided 97.5% upper bound."""
+    ends = ratio_interval(means * counts, counts, alpha / family)
+    return MeanInterval(*ends, level=1 - alpha / family, family=family, units=len(counts))
 
 
-def half_width(sd: float, units: int, alpha: float) -> float:
-    """Of the interval of a mean over so many units with this standard deviation."""
-    t = float(stdtrit(units - 1, 1 - alpha / 2))
-    return t * sd / math.sqrt(units)
+def interval_over_units(
+    values: np.ndarray, unit: np.ndarray, *, alpha: float = 0.05, family: int = 1
+) -> MeanInterval:
+    """The mean of `values` (n,), whose units are `unit` (n,)."""
+    return interval(unit_means(values, unit), unit_counts(unit), alpha=alpha, family=family)
 
 
 def interval_columns(name: str, mean: MeanInterval | None) -> dict[str, float | None]:
@@ -78,5 +69,5 @@ def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> 
     known = np.isfinite(values)
     if not known.any():
         return {"value": math.nan}
-    mean = interval(unit_means(values[known], unit[known]), alpha=1 - confidence)
+    mean = interval_over_units(values[known], unit[known], alpha=1 - confidence)
     return {"value": mean.estimate, "low": mean.low, "high": mean.high}

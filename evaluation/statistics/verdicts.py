@@ -16,8 +16,9 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.intervals import (
     MeanInterval,
-    interval,
     interval_columns,
+    interval_over_units,
+    unit_counts,
     unit_means,
 )
 
@@ -35,16 +36,17 @@ class VerdictRules:
     Attributes:
         tolerance: in nats.
         alpha: of intervals; simultaneous over `family` for changes.
+        interval: of an array of changes and (alpha, family): over units (`intervals.interval`), or
+            over seeds and units (`seeds.change`), with the counts of their targets.
         has_learned: False for an undertrained model. Its loss holds at any length, so it gets
             neither "held" nor a context reach.
-        interval: over units (`intervals.interval`), or over seeds and units (`seeds.change`).
     """
 
     trained_length: int
     tolerance: float
+    interval: Callable[..., MeanInterval]
     alpha: float = 0.05
     family: int = 1
-    interval: Callable[..., MeanInterval] = interval
     has_learned: bool = True
 
 
@@ -54,15 +56,6 @@ def is_undertrained(as_trained: float | None, unigram: float | None) -> bool:
     if as_trained is None or unigram is None:
         return False
     return as_trained > unigram - UNDERTRAINED
-
-
-def pooled(nll: np.ndarray) -> float:
-    """Mean NLL over counted targets: sum / count, never a mean of window means."""
-    return float(nll.sum() / len(nll))
-
-
-def perplexity(nll: np.ndarray) -> float:
-    return math.exp(pooled(nll))
 
 
 def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
@@ -130,13 +123,14 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
     for (method, _), nll in result.nll.items():
         for k in np.unique(exponents).tolist():
             inside = exponents == k
-            gains = unit_means((result.truncated - nll)[inside], result.unit[inside])
-            gain = interval(gains, alpha=1 - result.settings.confidence)
+            gains = (result.truncated - nll)[inside]
+            alpha = 1 - result.settings.confidence
+            gain = interval_over_units(gains, result.unit[inside], alpha=alpha)
             bucket = {
                 "low": 2**k // 2,
                 "high": min(2**k, length),
                 "count": int(inside.sum()),
-                "nll": pooled(nll[inside]),
+                "nll": float(nll[inside].mean()),
                 "gain": {"estimate": gain.estimate, "low": gain.low, "high": gain.high},
             }
             buckets.setdefault(method, []).append(bucket)
@@ -164,18 +158,20 @@ def read_gains(result: EvaluationResult) -> Iterator[dict]:
             unit = units[here]
             nll = losses[here]
             control = result.control[method, length][here]
-            gain = interval(unit_means(control - nll, unit), alpha=1 - result.settings.confidence)
+            alpha = 1 - result.settings.confidence
+            gain = interval_over_units(control - nll, unit, alpha=alpha)
             yield {
                 "method": method,
                 "length": length,
                 "targets": len(nll),
-                "nll": pooled(nll),
+                "nll": float(nll.mean()),
                 "distance_low": 2**k // 2,
                 "distance_high": 2**k,
                 "readable": int(readable[here].sum()),
-                "control_nll": pooled(control),
+                "control_nll": float(control.mean()),
                 **interval_columns("read_gain", gain),
                 "units": [result.unit_names[each] for each in np.unique(unit)],
+                "unit_targets": unit_counts(unit).tolist(),
                 "unit_nll": unit_means(nll, unit).tolist(),
                 "unit_control_nll": unit_means(control, unit).tolist(),
             }

@@ -1,7 +1,7 @@
 """Accuracy by length, depth and distance, each with an interval.
 
-Accuracy per length is averaged over depth: the mean over haystacks of their items' share, with the
-t interval over haystacks, simultaneous over all methods and lengths. Where every haystack has the
+Accuracy per length is averaged over depth: the share of right items, with the interval over
+haystacks, simultaneous over all methods and lengths. Where every haystack has the
 same share, this interval has no width and is replaced by Wilson's interval with haystacks as items.
 Cells of the grids have individual Wilson intervals, not simultaneous.
 """
@@ -12,7 +12,11 @@ import numpy as np
 
 from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.binomial import effective, wilson
-from evaluation.statistics.intervals import interval, interval_columns, unit_means
+from evaluation.statistics.intervals import (
+    interval_columns,
+    interval_over_units,
+    unit_means,
+)
 from evaluation.tasks.task_session import TaskResult
 
 ABOVE_CHANCE = "above chance"
@@ -46,8 +50,7 @@ def _row(result: TaskResult, method: str, length: int) -> dict:
     answers = result.answers[method, length]
     right = answers.right.astype(float)
     exact = answers.exact.astype(float)
-    shares = unit_means(right, unit)
-    low, high = unit_interval(shares, right, unit, joint)
+    low, high = unit_interval(right, unit, joint)
     word = UNDECIDED
     if math.isnan(low):
         word = "point estimate"
@@ -58,7 +61,7 @@ def _row(result: TaskResult, method: str, length: int) -> dict:
     gain = None
     truncated = result.answers.get((TRUNCATE, length))
     if method != TRUNCATE and length > result.subject.trained_length and truncated is not None:
-        gain = interval(unit_means(right - truncated.right, unit), alpha=joint)
+        gain = interval_over_units(right - truncated.right, unit, alpha=joint)
     share = share_of(right, unit, alpha)
     of_exact = share_of(exact, unit, alpha)
     return {
@@ -75,7 +78,7 @@ def _row(result: TaskResult, method: str, length: int) -> dict:
         "exact_low": of_exact["low"],
         "exact_high": of_exact["high"],
         **interval_columns("gain", gain),
-        "unit_accuracy": shares.tolist(),
+        "unit_accuracy": unit_means(right, unit).tolist(),
         "unit_exact": unit_means(exact, unit).tolist(),
     }
 
@@ -116,16 +119,12 @@ def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> dict:
     return {"n": n, "share": total / n, "low": low, "high": high, "n_eff": n_eff}
 
 
-def unit_interval(
-    means: np.ndarray,
-    hits: np.ndarray,
-    unit: np.ndarray,
-    alpha: float,
-) -> tuple[float, float]:
-    """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
-    mean = interval(means, alpha=alpha)
+def unit_interval(hits: np.ndarray, unit: np.ndarray, alpha: float) -> tuple[float, float]:
+    """Ends of the interval of the share of `hits` (n,) over units `unit` (n,), within 0 and 1; NaN
+    with too few units."""
+    mean = interval_over_units(hits, unit, alpha=alpha)
     ends = (mean.low, mean.high)
-    if np.ptp(means) == 0 and not math.isnan(mean.low):
+    if np.ptp(unit_means(hits, unit)) == 0 and not math.isnan(mean.low):
         share = share_of(hits, unit, alpha)
         ends = (share["low"], share["high"])
     low, high = np.clip(ends, 0, 1).tolist()

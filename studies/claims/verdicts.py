@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
-from evaluation.statistics.intervals import half_width
+from evaluation.fixed_targets import half_width
 
 ALPHA = 0.05
 POWER = 0.8
@@ -59,7 +59,7 @@ class PrimaryComparison:
         if not self.solved:
             n = len(self.values)
             s = max(float(self.values.std(ddof=1)), self.error)
-            half = half_width(s, n, alpha)
+            half = half_width(s / math.sqrt(n), n - 1, alpha)
             return self.estimate - half, self.estimate + half
         alpha /= len(self.solved)
         ends = [clopper_pearson(int(arm.sum()), len(arm), alpha) for arm in self.solved]

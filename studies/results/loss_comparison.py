@@ -4,20 +4,21 @@ The reference of a variant is the NLL of the same checkpoints as trained, at the
 and on the same targets. With fewer than 3 seeds or 6 units there are only point estimates. Metrics
 of the table besides those of `LossResults`:
 
-    nll                           mean over units; also of each seed
-    nll_pooled                    mean over all targets
+    nll                           mean over targets; also of each seed
     nll_as_trained                at L0; the truncation baseline; also of each seed
     unigram_nll                   of a unigram model on the same targets
 """
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from errors import StudyError
 from evaluation.reports.loss_report import LossResults
 from evaluation.statistics.context_reach import add_reach
-from evaluation.statistics.seeds import change, compare
+from evaluation.statistics.seeds import change, compare, seed_means
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts, is_undertrained
 from studies.results.losses import Rows, StudyLosses, unit_nll
 from studies.results.stored import StoredStudy, StudyVariant, title_of
@@ -38,23 +39,37 @@ class LossComparison(LossResults):
         return VerdictRules(
             self.trained_length,
             self.tolerance,
+            interval=partial(change, counts=self.counts),
             alpha=1 - self.confidence,
             family=self.family,
-            interval=change,
             has_learned=name not in self.undertrained,
         )
 
-    def add(self, name: str, metric: str, values: np.ndarray, length: int, **columns) -> None:
-        """Add a mean over seeds and units (S, D) with its own interval."""
-        mean = change(values, alpha=1 - self.confidence)
+    @property
+    def counts(self) -> np.ndarray:
+        """(D,) targets of each unit."""
+        return np.array(self.facts["units"]["targets"])
+
+    def add(
+        self,
+        name: str,
+        metric: str,
+        values: np.ndarray,
+        length: int,
+        counts: np.ndarray | None = None,
+        **columns,
+    ) -> None:
+        """Add a mean over seeds and units (S, D) with its own interval; None: of all targets."""
+        counts = self.counts if counts is None else counts
+        mean = change(values, counts, alpha=1 - self.confidence)
         self.table.add(name, metric, mean, length, **columns)
 
     def add_seeds(self, name: str, metric: str, rows: Rows, seeds: list[str], length: int) -> None:
-        """Add a mean over units, over all seeds and of each."""
+        """Add a mean over targets, over all seeds and of each."""
         values = unit_nll(rows, seeds)
         self.add(name, metric, values, length)
-        for seed, units in zip(seeds, values, strict=True):
-            self.table.add(name, metric, units.mean(), length, seed=seed)
+        for seed, mean in zip(seeds, seed_means(values, self.counts), strict=True):
+            self.table.add(name, metric, mean, length, seed=seed)
 
 
 def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
@@ -63,7 +78,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     facts = losses.facts
     units = facts["units"]
     unigram = facts.get("unigram_unit_nll")
-    unigram = None if unigram is None else float(np.mean(unigram))
+    counts = np.array(units["targets"])
+    unigram = None if unigram is None else float(np.average(unigram, weights=counts))
     variants = {v.name: v for v in losses.variants if v.name in losses.reference}
     asked = declared["lengths"] or losses.lengths
     primary = [length for length in asked if length in losses.lengths]
@@ -97,7 +113,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         undertrained=[
             name
             for name, rows in losses.reference.items()
-            if is_undertrained(unit_nll(rows).mean(), unigram)
+            if is_undertrained(float(seed_means(unit_nll(rows), counts).mean()), unigram)
         ],
     )
     for name in variants:
@@ -139,9 +155,7 @@ def _add_length(r: LossComparison, name: str, length: int) -> None:
     rows = r.losses.rows[name, length]
     seeds = r.losses.seeds(name, length)
     r.add_seeds(name, "nll", rows, seeds, length)
-    pooled = np.mean([rows[seed]["nll"] for seed in seeds])
-    r.table.add(name, "nll_pooled", pooled, length)
-    r.table.add(name, "perplexity", math.exp(pooled), length)
+    r.table.add(name, "perplexity", math.exp(r.table.value(name, "nll", length)), length)
     bits = [rows[seed].get("bits_per_byte") for seed in seeds]
     if None not in bits:
         r.table.add(name, "bits_per_byte", np.mean(bits), length)
@@ -179,7 +193,14 @@ def _add_repeated(r: LossComparison, name: str) -> None:
     """NLL and read gain of repeated text by length and distance."""
     for (variant, length, (low, high)), rows in r.losses.repeated.items():
         if variant == name:
-            place = {"length": length, "at": low, "until": high}
+            first = next(iter(rows.values()))
+            if "unit_targets" not in first:
+                raise StudyError(
+                    "an evaluation of repeated text does not state the targets of each unit; "
+                    "delete its results.json in the runs and run study.py again"
+                )
+            counts = np.array(first["unit_targets"])
+            place = {"length": length, "at": low, "until": high, "counts": counts}
             nll = unit_nll(rows)
             control = unit_nll(rows, metric="unit_control_nll")
             r.add(name, "repeated_nll", nll, **place)
@@ -203,9 +224,9 @@ def _add_difference(
         seeds = [seed for seed in ours if seed in theirs]
         if not seeds:
             return
-        difference = change(unit_nll(ours, seeds) - unit_nll(theirs, seeds), **level)
+        difference = change(unit_nll(ours, seeds) - unit_nll(theirs, seeds), r.counts, **level)
     elif ours and theirs:
-        difference = compare(unit_nll(ours), unit_nll(theirs), **level)
+        difference = compare(unit_nll(ours), unit_nll(theirs), r.counts, **level)
     else:
         return
     r.table.add(variant.name, "difference", difference, length, note=note)

@@ -63,7 +63,10 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
     lengths = {length for _, _, length in units}
     family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length), values in units.items():
-        share = change(np.array(values), alpha=1 - CONFIDENCE, family=family)  # of (S, D)
+        shares = np.array(values)  # (S, D)
+        # item i is one of unit i mod D
+        counts = np.bincount(np.arange(first["items"]) % shares.shape[1])
+        share = change(shares, counts, alpha=1 - CONFIDENCE, family=family)
         word = NOT_ABOVE if math.isfinite(share.low) else POINT
         if share.low > first["chance"]:
             word = ABOVE_CHANCE

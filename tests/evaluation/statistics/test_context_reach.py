@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ def curve(means, shape, sd=0.002, seed=0):
 
 def reach_of(nll, failed=()):
     """Reach, longest length with a gain, text; and the long table."""
-    is_study = next(iter(nll.values())).ndim == 2
-    rules = VerdictRules(64, 0.02, interval=change if is_study else interval)
+    shape = next(iter(nll.values())).shape
+    over = change if len(shape) == 2 else interval
+    rules = VerdictRules(64, 0.02, interval=partial(over, counts=np.ones(shape[-1])))
     table = ResultsTable()
     add_reach(table, "x", sorted(nll), lambda a, b: nll[a] - nll[b], rules, failed)
     row = table.get("x", "context_reach")

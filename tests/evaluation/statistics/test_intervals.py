@@ -1,10 +1,14 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from evaluation.statistics.intervals import interval, unit_means
+from evaluation.fixed_targets import POINTS_ONLY_BELOW, by_length
+from evaluation.statistics.intervals import interval, interval_over_units, unit_means
 
 
 def test_unit_means_weight_targets():
@@ -15,12 +19,12 @@ def test_unit_means_weight_targets():
 @pytest.mark.parametrize("family", [1, 10])
 def test_interval_by_hand(family):
     values = np.array([1.0, 2, 3, 4, 5, 9])
-    result = interval(values, family=family)
+    result = interval(values, np.full(6, 16), family=family)
     half = stats.t.ppf(1 - 0.025 / family, 5) * math.sqrt(8 / 6)  # sd = sqrt(40 / 5)
     found = (result.estimate, result.low, result.high)
     assert found == pytest.approx((4, 4 - half, 4 + half), rel=1e-9)
     assert result.level == pytest.approx(1 - 0.05 / family)
-    few = interval(values[1:])
+    few = interval(values[1:], np.ones(5))
     assert few.estimate == 4.6
     assert math.isnan(few.low)
 
@@ -31,5 +35,56 @@ def test_coverage_in_4000_draws(effect, low, high):
     x = rng.normal(size=(4000, 20))
     if effect == "gamma":
         x += 3 * (rng.gamma(2.0, size=(4000, 20)) - 2) / math.sqrt(2)
-    intervals = [interval(row) for row in x]
+    intervals = [interval(row, np.ones(20)) for row in x]
     assert low <= np.mean([each.low <= 0 <= each.high for each in intervals]) <= high
+
+
+def jackknifed(values: np.ndarray, unit: np.ndarray) -> tuple[float, float]:
+    """Mean over targets and its standard error, by leaving out the influence of one unit at a time:
+    the linearized ratio, target by target in a loop."""
+    mean = math.fsum(values) / len(values)
+    units = sorted(set(unit.tolist()))
+    influence = [math.fsum(v - mean for v in values[unit == u]) / len(values) for u in units]
+    return mean, math.sqrt(len(units) / (len(units) - 1) * math.fsum(e**2 for e in influence))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=30),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_one_estimate_whatever_the_sizes_of_units(sizes, seed):
+    """`nll`, `gain` and their ends for units of any size, in the table and in `by_length`."""
+    rng = np.random.default_rng(seed)
+    unit = np.repeat(np.arange(len(sizes)), sizes)
+    short = rng.gamma(2.0, size=len(unit)) + rng.normal(size=len(sizes))[unit]
+    long = short - 0.1 + rng.normal(size=len(unit))
+    for values in (short, long, short - long):
+        result = interval_over_units(values, unit)
+        mean, error = jackknifed(values, unit)
+        assert result.estimate == pytest.approx(mean, abs=1e-12)
+        assert math.isnan(result.low) == (len(sizes) < POINTS_ONLY_BELOW)
+        if not math.isnan(result.low):
+            half = stats.t.ppf(0.975, len(sizes) - 1) * error
+            assert result.low <= result.estimate <= result.high
+            assert result.high - result.low == pytest.approx(2 * half, abs=1e-9)
+    place = {"document": unit, "target": np.arange(len(unit))}
+    frames = [pd.DataFrame(place | {"length": n, "nll": v}) for n, v in ((8, short), (16, long))]
+    table = by_length(pd.concat(frames), trained_length=8)
+    assert table.perplexity[16] == math.exp(table.nll[16])
+    assert table.gain[16] == pytest.approx(table.nll[8] - table.nll[16], abs=1e-12)
+    assert table.nll[16] == pytest.approx(interval_over_units(long, unit).estimate, abs=1e-12)
+
+
+@pytest.mark.parametrize("units", [20, 60])
+def test_coverage_with_units_of_unequal_size(units):
+    """Units of 1 to 40 targets with effects of their own; the mean over targets of the population is
+    0."""
+    rng = np.random.default_rng(units)
+    covered = 0
+    for _ in range(1500):
+        sizes = rng.integers(1, 41, units)
+        unit = np.repeat(np.arange(units), sizes)
+        values = rng.normal(size=units)[unit] + rng.normal(size=len(unit))
+        result = interval_over_units(values, unit)
+        covered += result.low <= 0 <= result.high
+    assert 0.92 <= covered / 1500 <= 0.97

@@ -1,9 +1,11 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
 from evaluation.results_table import ResultsTable
+from evaluation.statistics.intervals import interval
 from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 
 UNITS = 30
@@ -17,7 +19,8 @@ def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True, ha
         draws = np.random.default_rng(length).normal(size=UNITS)
         changes[length] = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
     table = ResultsTable()
-    rules = VerdictRules(64, tolerance, family=family, has_learned=has_learned)
+    over_units = partial(interval, counts=np.ones(UNITS))
+    rules = VerdictRules(64, tolerance, over_units, family=family, has_learned=has_learned)
     add_verdicts(table, "x", changes, rules, missing=failed, is_precise=is_precise)
     return table
 

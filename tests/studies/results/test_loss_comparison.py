@@ -18,6 +18,7 @@ from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
 VERDICTS = 9 * 4 - 4  # kerple failed but counts; learned positions have no longer lengths
 DIFFERENCES = 8 * 2
+WEIGHTS = [64 * (6 + j % 3) for j in range(9)]  # targets of each unit
 FAILURE = {"nll": None, "unit_nll": None, "failure": "not finite", "exists": True}
 
 
@@ -56,13 +57,24 @@ def half_width(parts: list[tuple[float, int]], family: int = 1) -> float:
     return quantile * math.sqrt(total)
 
 
+def variance_of_mean(units: np.ndarray) -> float:
+    """Of the mean over targets of units with WEIGHTS targets, cluster by cluster."""
+    mean = np.average(units, weights=WEIGHTS)
+    total = 0.0
+    for weight, unit in zip(WEIGHTS, units, strict=True):
+        total += (weight / sum(WEIGHTS) * (unit - mean)) ** 2
+    return len(units) / (len(units) - 1) * total
+
+
 def two_way(a: np.ndarray, family: int = 1) -> tuple[float, float]:
     """(mean, half-width) over seeds and units of a paired (S, D)."""
     seeds, units = a.shape
-    of_seeds = a.mean(axis=1).var(ddof=1) / seeds
-    of_units = a.mean(axis=0).var(ddof=1) / units
-    parts = [(of_seeds, seeds - 1), (of_units, units - 1)]
-    return float(a.mean()), half_width(parts, family)
+    means = np.average(a, axis=1, weights=WEIGHTS)
+    parts = [
+        (means.var(ddof=1) / seeds, seeds - 1),
+        (variance_of_mean(a.mean(axis=0)), units - 1),
+    ]
+    return float(means.mean()), half_width(parts, family)
 
 
 def mean_and_half(row) -> tuple[float, float]:
@@ -88,8 +100,7 @@ def comparison(record):
 def test_every_number_of_the_table_by_hand(record, comparison, name, length):
     nll = nll_of(record, name, length)
     base = nll_of(record, name.split(" ")[0], L0)
-    weights = [64 * (6 + j % 3) for j in range(9)]
-    pooled = np.average(nll, axis=1, weights=weights).mean()
+    means = np.average(nll, axis=1, weights=WEIGHTS)
     delta = two_way(nll - base, VERDICTS)
     gain = two_way(base - nll)
     expected = {
@@ -97,9 +108,8 @@ def test_every_number_of_the_table_by_hand(record, comparison, name, length):
         "delta": delta,
         "gain": gain,
         "delta_upper_one_sided": (gain[1] - gain[0], math.nan),  # an end of a 95% interval
-        "nll_pooled": (pooled, math.nan),
-        "perplexity": (math.exp(pooled), math.nan),
-        "bits_per_byte": (pooled / 2.3, math.nan),
+        "perplexity": (math.exp(means.mean()), math.nan),
+        "bits_per_byte": (means.mean() / 2.3, math.nan),
     }
     if name != "rope" and length in (256, 4096):
         rope = nll_of(record, "rope", length)
@@ -107,16 +117,17 @@ def test_every_number_of_the_table_by_hand(record, comparison, name, length):
             expected["difference"] = two_way(nll - rope, DIFFERENCES)
         else:
             units = nll.mean(0) - rope.mean(0)
-            parts = [(one.mean(1).var(ddof=1) / 3, 2) for one in (nll, rope)]
-            half = half_width([*parts, (units.var(ddof=1) / 9, 8)], DIFFERENCES)
-            expected["difference"] = (units.mean(), half)
+            samples = [np.average(one, axis=1, weights=WEIGHTS) for one in (nll, rope)]
+            parts = [(sample.var(ddof=1) / 3, 2) for sample in samples]
+            half = half_width([*parts, (variance_of_mean(units), 8)], DIFFERENCES)
+            expected["difference"] = (np.average(units, weights=WEIGHTS), half)
     for metric, (value, half) in expected.items():
         row = comparison.table.get(name, metric, length)
         assert mean_and_half(row) == pytest.approx((value, half), abs=1e-9, nan_ok=True), metric
     seeds = [
         row.value for row in comparison.table.select("nll", name, seed=None) if row.length == length
     ]
-    assert seeds == pytest.approx([nll.mean(), *nll.mean(1)])
+    assert seeds == pytest.approx([means.mean(), *means])
     assert (comparison.family, comparison.difference_family) == (VERDICTS, DIFFERENCES)
 
 
@@ -241,6 +252,7 @@ def test_read_gains_of_repeated_text(record):
         for method in ("trained", "yarn"):
             losses = rng.normal(3, 1, (2, 9))
             row = {"method": method, "length": 2 * L0, "distance_low": 32, "distance_high": 64}
+            row |= {"unit_targets": WEIGHTS}
             rows.append(row | {"unit_nll": losses[0], "unit_control_nll": losses[1]})
             stored.setdefault((cell["axes"]["scheme"], method), []).append(losses)
         if cell["status"] == "done":

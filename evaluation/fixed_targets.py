@@ -1,0 +1,169 @@
+"""Loss of any language model on fixed targets: the same tokens after contexts of several lengths.
+
+A target is a token whose loss counts. A span is K targets that end at one place in a document. A
+window of L inputs ends before the last target of a span and predicts its K targets by its last K
+outputs, so target k of K (from 1) sees L − K + k tokens. Every length scores the same targets:
+differences between lengths are due to context alone.
+
+    losses = score(lambda ids: model(ids).logits, documents, lengths=[256, 1024], targets=64)
+    print(by_length(losses, trained_length=256))
+
+`evaluate.py` measures with `measure_windows` and reports intervals of `ratio`, as these two do.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.special import stdtrit
+from torch.nn import functional as F
+
+POINTS_ONLY_BELOW = 6  # with fewer independent units there are point estimates only
+
+
+def score(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    documents: Sequence[np.ndarray],
+    lengths: Sequence[int],
+    targets: int,
+    ends: Sequence[tuple[int, int]] | None = None,
+    *,
+    batch: int = 1,
+    device: torch.device | str = "cpu",
+) -> pd.DataFrame:
+    """NLL in nats of every target at every length: columns `document`, `target` (index of the token
+    in its document), `length` and `nll`.
+
+    Args:
+        model: (B, T) token ids to (B, T, V) logits, or to those of at least the last `targets`
+            tokens, (B, K, V). A module should be in evaluation mode.
+        documents: token ids of each, (n,) integers.
+        lengths: numbers of input tokens, each at least `targets`.
+        targets: K, of each span.
+        ends: (document, end) of each span, which is `documents[document][end - targets : end]`;
+            None: the end of every document with more tokens than the longest length.
+        batch: windows of one pass.
+
+    Raises ValueError if a window does not fit into its document.
+    """
+    longest = max(lengths)
+    if ends is None:
+        ends = [(d, len(ids)) for d, ids in enumerate(documents) if len(ids) > longest]
+    spans = np.array(ends, dtype=np.int64).reshape(-1, 2)
+    for document, end in spans.tolist():
+        if not longest < end <= len(documents[document]) or min(lengths) < targets:
+            raise ValueError(
+                f"document {document}: {targets} targets that end at {end} need {longest} tokens "
+                f"before the last one, and lengths of at least {targets}"
+            )
+
+    def nll_of(windows: np.ndarray, keep: int) -> np.ndarray:
+        tokens = torch.from_numpy(windows).to(device)
+        with torch.no_grad():
+            logits = model(tokens[:, :-1])[:, -keep:].double()
+        nll = F.cross_entropy(logits.transpose(1, 2), tokens[:, -keep:], reduction="none")
+        return nll.cpu().numpy()
+
+    def read(document: np.ndarray, end: np.ndarray, inputs: int) -> np.ndarray:
+        pairs = zip(document.tolist(), end.tolist(), strict=True)
+        rows = [np.asarray(documents[d][stop - inputs - 1 : stop]) for d, stop in pairs]
+        return np.stack(rows).astype(np.int64)
+
+    groups = np.split(np.arange(len(spans)), range(batch, len(spans), batch))
+    document, end = spans.repeat(targets, axis=0).T
+    place = {"document": document, "target": end + np.tile(np.arange(-targets, 0), len(spans))}
+    tables = []
+    for length in lengths:
+        windows = np.column_stack([spans, np.tile([length, targets], (len(spans), 1))])
+        nll = np.full(len(document), np.nan)
+        measure_windows(nll_of, read, windows, groups, nll)
+        tables.append(pd.DataFrame(place | {"length": length, "nll": nll}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def measure_windows(
+    nll_of: Callable[[np.ndarray, int], np.ndarray],
+    read: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
+    windows: np.ndarray,
+    groups: Iterable[np.ndarray],
+    nll: np.ndarray,
+    after: Callable[[np.ndarray, np.ndarray], None] = lambda group, losses: None,
+) -> None:
+    """Fill `nll`, float64 of every target in the order of the windows, where it is NaN.
+
+    Args:
+        nll_of: (B, L + 1) token ids and K to the NLL (B, K) in nats of the last K tokens.
+        read: documents (B,), ends (B,) and L to the windows' tokens, (B, L + 1) int64.
+        windows: (n, 4) document, end (exclusive), inputs L and targets K of each.
+        groups: indices of windows to score in one pass, of the same L and K.
+        after: called with each group and its NLL.
+    """
+    keep = windows[:, 3]
+    first = np.cumsum(keep) - keep
+    for group in groups:
+        inputs, k = windows[group[0], 2:].tolist()
+        where = first[group, None] + np.arange(k)
+        if np.isnan(nll[where]).any():
+            nll[where] = nll_of(read(windows[group, 0], windows[group, 1], inputs), k)
+        after(group, nll[where])
+
+
+def by_length(
+    losses: pd.DataFrame, trained_length: int, *, unit: str = "document", alpha: float = 0.05
+) -> pd.DataFrame:
+    """A row for each length: `nll`, `perplexity` and `gain`, with the ends of intervals.
+
+    `gain` is the NLL at the trained length minus that at this length: what the model gains over
+    the same text truncated to the trained length. Differences are paired by target. `unit`: the
+    column of `losses` whose values are independent, such as authors. Raises ValueError if lengths
+    have different targets.
+    """
+    wide = losses.pivot(
+        index=list(dict.fromkeys([unit, "document", "target"])), columns="length", values="nll"
+    )
+    if wide.isna().any(axis=None):
+        raise ValueError("the NLL of some targets is missing at some lengths, or NaN")
+    grouped = wide.groupby(level=unit)
+    sums = grouped.sum()
+    counts = grouped.size().to_numpy()
+    rows = []
+    for length in sums:
+        nll, low, high = ratio_interval(sums[length].to_numpy(), counts, alpha)
+        changes = (sums[trained_length] - sums[length]).to_numpy()
+        gain, gain_low, gain_high = ratio_interval(changes, counts, alpha)
+        row = {"length": length, "nll": nll, "low": low, "high": high, "perplexity": math.exp(nll)}
+        rows.append(row | {"gain": gain, "gain_low": gain_low, "gain_high": gain_high})
+    return pd.DataFrame(rows).set_index("length")
+
+
+def ratio(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """Mean over targets Σ sⱼ / Σ nⱼ, and its standard error over units j.
+
+    `sums` sⱼ (D,): totals of the targets of each unit; `counts` nⱼ (D,): their number. The error is
+    that of the linearized ratio (Cochran 1977, section 6.4), robust to any dependence within a
+    unit: D/(D − 1) · Σ(sⱼ − r·nⱼ)² / (Σ nⱼ)². With equal counts it is sd/√D of the units' means.
+    """
+    units = len(counts)
+    total = counts.sum()
+    mean = sums.sum() / total
+    residuals = sums - mean * counts
+    scale = units / (units - 1) if units > 1 else math.nan
+    return float(mean), math.sqrt(scale * (residuals**2).sum()) / float(total)
+
+
+def half_width(error: float, df: float, alpha: float) -> float:
+    """Of the interval at level 1 − alpha: t(df) times the standard error."""
+    return float(stdtrit(df, 1 - alpha / 2)) * error
+
+
+def ratio_interval(
+    sums: np.ndarray, counts: np.ndarray, alpha: float
+) -> tuple[float, float, float]:
+    """(mean over targets, low, high) by Student's t with D − 1 degrees of freedom; the ends are NaN
+    with fewer than 6 units."""
+    mean, error = ratio(sums, counts)
+    units = len(counts)
+    half = half_width(error, units - 1, alpha) if units >= POINTS_ONLY_BELOW else math.nan
+    return mean, mean - half, mean + half
