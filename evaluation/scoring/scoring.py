@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from errors import EvaluationError
+from evaluation.fixed_targets import measure_windows
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
 from model import ContextShard, TokenPositions, Transformer
@@ -157,23 +158,19 @@ def measure(
     """
     if out is None:
         out = np.full(windows.n_targets, np.nan)
-    first = np.cumsum(windows.keep) - windows.keep
-    for members in groups:
+
+    def check(members: np.ndarray, nll: np.ndarray) -> None:
         inputs = int(windows.inputs[members[0]])
-        keep = int(windows.keep[members[0]])
-        where = first[members, None] + np.arange(keep)
-        if np.isnan(out[where]).any():
-            tokens = text.windows(windows.document[members], windows.end[members], inputs)
-            nll = np.asarray(scorer(tokens, keep), dtype=np.float64)
-            finite = np.isfinite(nll).all(axis=1)
-            if not finite.all():
-                document = int(windows.document[members[finite.argmin()]])
-                raise CellFailed(
-                    f"the loss is not finite at length {inputs}, document "
-                    f"{text.store.names[document]}"
-                )
-            out[where] = nll
+        finite = np.isfinite(nll).all(axis=1)
+        if not finite.all():
+            document = int(windows.document[members[finite.argmin()]])
+            raise CellFailed(
+                f"the loss is not finite at length {inputs}, document {text.store.names[document]}"
+            )
         after(inputs * len(members))
+
+    columns = (windows.document, windows.end, windows.inputs, windows.keep)
+    measure_windows(scorer, text.windows, np.stack(columns, axis=1), groups, out, check)
     return out
 
 
