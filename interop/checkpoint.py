@@ -1,4 +1,4 @@
-"""A checkpoint of another codebase, independent of its file format."""
+"""A checkpoint of another codebase, read on demand."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """Configuration and weights in transformers' terms, whatever the file format.
+    """Configuration and weights of a Hugging Face folder.
 
     Attributes:
         name: what to call the checkpoint in run names and model cards.
@@ -36,7 +36,6 @@ class ForeignCheckpoint:
             (`model.layers.0.self_attn.q_proj.weight`). Rows of queries and keys have the order of
             transformers' Llama: pairs of rotated features in halves.
         tokenizer: tokenizer.json or tokenizer.model, or None if the checkpoint has neither.
-        converted_from: the file from which the folder was made, if it was.
     """
 
     name: str
@@ -44,13 +43,10 @@ class ForeignCheckpoint:
     config_file: str
     tensors: Mapping[str, StoredTensor]
     tokenizer: Path | None = None
-    converted_from: Path | None = None
 
     @property
     def files(self) -> list[Path]:
         """The files that contain the weights."""
-        if self.converted_from is not None:
-            return [self.converted_from]
         return sorted({tensor.file for tensor in self.tensors.values()})
 
 

@@ -22,7 +22,6 @@ from interop.huggingface.families import (
 from interop.huggingface.reader import UNLIMITED, ConfigReader, Stored, is_number, shown
 from interop.huggingface.rope_config import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
-from model.model_settings import without_pattern_scheme
 
 GENERATED = "sextant"  # model_type of folders with a generated modeling file
 OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
@@ -120,7 +119,7 @@ def read_config(config: dict[str, Any], file: str, stored: Stored = UNLIMITED) -
     if config.get("model_type") == GENERATED:
         family = None
         reader = ConfigReader(config, file, stored)
-        settings = without_pattern_scheme(reader.get("settings"))
+        settings = reader.get("settings")
         _check_sizes(ConfigReader({}, f"{file}: settings", stored), settings)
         train_length = reader.number("train_length", int)
         original_length = reader.number("original_length", int)
