@@ -20,7 +20,7 @@ from interop.export.described import (
 )
 from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import family_keys, read_config
-from interop.huggingface.families import FAMILIES, FULL, SLIDING, Family, Key, Keys
+from interop.huggingface.families import CONVERSIONS, FAMILIES, FULL, SLIDING, Family, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
 from model.mixers.base import LayerKind
@@ -124,8 +124,8 @@ def _written(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
     entries = {}
     for ours, key in keys.items():
         value = values.get(ours)
-        if isinstance(key, Key):
-            entries[key.name] = key.write(value, values)
+        if conversion := CONVERSIONS.get(key):
+            entries[conversion.name] = conversion.write(value, values)
         else:
             entries[key] = value
     entries.pop("", None)  # settings that follow from others
