@@ -90,12 +90,12 @@ def write_config(
     windows = [kind.position.window for kind in model.kinds if kind.position.window]
     if "sliding_window" in family.defaults:
         # some classes require a number even if no layer has a window
-        without = model.shape.train_length if family.layer_types else None
+        without = model.shape.train_length if family.layer_types is not None else None
         entries["sliding_window"] = windows[0] if windows else without
     if "use_sliding_window" in family.defaults:
         entries["use_sliding_window"] = bool(windows)
     has_types = len(family.types) > 1 or "sliding_window" in family.defaults
-    if has_types and family.layer_types and family.lists_types:
+    if has_types and family.layer_types is not None and family.lists_types:
         entries["layer_types"] = types
     if "original_max_position_embeddings" in family.defaults:
         entries["original_max_position_embeddings"] = model.shape.original

@@ -228,7 +228,7 @@ def _layer_types(reader: ConfigReader, family: Family) -> list[str]:
     if family.layer_types is None:
         return [FULL if reader.get("sliding_window") is None else SLIDING] * depth
     if given is None:
-        types = family.layer_types(reader)
+        types = family.default_types(reader)
     else:
         known = [FULL, *family.types]
         known += [SLIDING] if "sliding_window" in reader.defaults else []

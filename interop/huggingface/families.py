@@ -19,7 +19,6 @@ from model.mixers.base import LayerKind
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
-CONVOLUTION = "conv"
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 Keys = Mapping[str, str]  # setting -> key; `mixer.` for settings of the mixer
@@ -55,8 +54,8 @@ class Family(NamedTuple):
         settings: model settings that all models of the family share.
         position: settings that all their positional schemes share.
         accepted: keys that must have one of these values.
-        layer_types: the type of each layer if `layer_types` is absent. None: it is not read, and
-            all layers have the window.
+        layer_types: the types of layers if `layer_types` is absent, see `default_types`. None: it
+            is not read, and all layers have the window.
         lists_types: whether `layer_types` can be written.
         check: refuses models with layers of these types.
         thetas: the rotary base of each layer: 0 without positions, None for that of the rotary
@@ -83,7 +82,7 @@ class Family(NamedTuple):
     settings: Mapping[str, Any] = {}
     position: Mapping[str, Any] = {}
     accepted: Mapping[str, Sequence] = {}
-    layer_types: Callable[[ConfigReader], list[str]] | None = lambda config: [FULL] * _depth(config)
+    layer_types: Mapping[str, Any] | None = {}
     lists_types: bool = True
     check: Callable[[ConfigReader, list[str]], None] = lambda config, types: None
     thetas: Callable[[ConfigReader], list[float | None]] = lambda config: [None] * _depth(config)
@@ -112,6 +111,33 @@ class Family(NamedTuple):
                 types[i] = FULL if kind.position.window is None else SLIDING
         return None if None in types else types
 
+    def default_types(self, config: ConfigReader) -> list[str]:
+        """The types of layers without `layer_types`: `other` (with `windowed`, SLIDING) but for
+        FULL in layer `full` of each `period` (a number or a key) from `start` on, in those that the
+        key `listed` lists, and in those without windows."""
+        depth = _depth(config)
+        given = self.layer_types or {}
+        other = given.get("other", FULL)
+        full: list[float] = []
+        if "period" in given:
+            period = given["period"]
+            period = config.number(period, int) if isinstance(period, str) else period
+            start = given.get("start", 0)
+            full = [i for i in range(start, depth) if i % period == given["full"] % period]
+        elif "listed" in given:
+            listed = config.numbers(given["listed"])
+            if listed is None:
+                other = given["if_absent"]
+            full = listed or []
+        elif "windowed" in given:
+            is_used = config.get("sliding_window") is not None and config.flag("use_sliding_window")
+            other = SLIDING if is_used else FULL
+            if given["windowed"] == "max_window_layers":
+                full = [*range(min(depth, config.count("max_window_layers")))]
+            else:  # layers without positions
+                full = [i for i, theta in enumerate(self.thetas(config)) if theta != 0]
+        return [FULL if i in full else other for i in range(depth)]
+
     def weight_map(
         self, settings: ModelSettings, ours: Iterable[str]
     ) -> tuple[dict[str, list[str]], list[str]]:
@@ -126,46 +152,6 @@ class Family(NamedTuple):
 
 def _depth(config: ConfigReader) -> int:
     return config.size("num_hidden_layers")
-
-
-def _periodic(period: int | str, full: int, other: str) -> Callable[[ConfigReader], list[str]]:
-    """Full attention in layer `full` of each `period` layers, a number or a key."""
-
-    def types(config: ConfigReader) -> list[str]:
-        count = config.number(period, int) if isinstance(period, str) else period
-        return [FULL if i % count == full % count else other for i in range(_depth(config))]
-
-    return types
-
-
-def _indexed(key: str, other: str, if_absent: str) -> Callable[[ConfigReader], list[str]]:
-    """Full attention in the layers that a key lists."""
-
-    def types(config: ConfigReader) -> list[str]:
-        full = config.numbers(key)
-        depth = _depth(config)
-        if full is None:
-            return [if_absent] * depth
-        return [FULL if i in full else other for i in range(depth)]
-
-    return types
-
-
-def _windowed_if(
-    is_windowed: Callable[[ConfigReader], list[bool]],
-) -> Callable[[ConfigReader], list[str]]:
-    """Windows in some layers, if they are used at all."""
-
-    def types(config: ConfigReader) -> list[str]:
-        is_used = config.get("sliding_window") is not None and config.flag("use_sliding_window")
-        return [SLIDING if is_used and windowed else FULL for windowed in is_windowed(config)]
-
-    return types
-
-
-_qwen_types = _windowed_if(
-    lambda config: [i >= config.count("max_window_layers") for i in range(_depth(config))]
-)
 
 
 def _smollm_thetas(config: ConfigReader) -> list[float | None]:
@@ -316,29 +302,17 @@ CONVERSIONS: dict[str, Conversion] = {
 
 # The attributes of families that are functions.
 _COMPUTED: dict[str, dict[str, Any]] = {
-    "mistral": {"layer_types": None},
-    "qwen2": {"layer_types": _qwen_types},
-    "qwen3": {"layer_types": _qwen_types},
-    "phi3": {"layer_types": None},
     "smollm3": {
-        "layer_types": _windowed_if(
-            lambda config: [theta == 0 for theta in _smollm_thetas(config)]
-        ),
         "thetas": _smollm_thetas,
         "written": lambda types, kinds, thetas: {
             "no_rope_layers": [int(theta > 0) for theta in thetas]
         },
     },
-    "ministral3": {"layer_types": None},
     "granite_swa": {
-        "layer_types": _periodic(4, 0, SLIDING),
         "thetas": _granite_thetas,
         "written": lambda types, kinds, thetas: {"layer_rope_theta": thetas},
     },
-    "olmo3": {"layer_types": _periodic(4, -1, SLIDING)},
-    "gemma3_text": {"layer_types": _periodic("sliding_window_pattern", -1, SLIDING)},
     "gemma4_text": {
-        "layer_types": _periodic(6, -1, SLIDING),
         "check": _refuse_other_layers,
         "written": lambda types, kinds, thetas: {
             "hidden_size_per_layer_input": 0,
@@ -349,11 +323,7 @@ _COMPUTED: dict[str, dict[str, Any]] = {
             },
         },
     },
-    "lfm2": {
-        "layer_types": _indexed("full_attn_idxs", CONVOLUTION, FULL),
-        "written": lambda types, kinds, thetas: {"block_auto_adjust_ff_dim": False},
-    },
-    "qwen3_5_text": {"layer_types": _periodic("full_attention_interval", -1, LINEAR)},
+    "lfm2": {"written": lambda types, kinds, thetas: {"block_auto_adjust_ff_dim": False}},
     "olmo_hybrid": {
         "computed": {
             "linear_num_key_heads": lambda config: config.size("num_attention_heads"),
@@ -363,7 +333,6 @@ _COMPUTED: dict[str, dict[str, Any]] = {
             ),
             "linear_value_head_dim": lambda config: 2 * config.size("linear_key_head_dim"),
         },
-        "layer_types": _periodic(4, -1, LINEAR),
         # a base of null: no rotation
         "thetas": _thetas_if(
             lambda config: config.object("rope_parameters").get("rope_theta", 1) is not None
@@ -373,13 +342,11 @@ _COMPUTED: dict[str, dict[str, Any]] = {
         ),
     },
     "bamba": {
-        "layer_types": _indexed("attn_layer_indices", LINEAR, LINEAR),
         "written": lambda types, kinds, thetas: {
             "attn_layer_indices": [i for i, name in enumerate(types) if name == FULL]
         },
     },
     "granitemoehybrid": {
-        "layer_types": lambda config: [LINEAR] * _depth(config),
         "thetas": _thetas_if(lambda config: config.get("position_embedding_type") == "rope"),
         "written": lambda types, kinds, thetas: {
             "num_local_experts": 0,
@@ -399,9 +366,6 @@ _COMPUTED: dict[str, dict[str, Any]] = {
     },
     "kimi_linear": {
         "computed": {"max_position_embeddings": lambda config: config.get("model_max_length")},
-        "layer_types": lambda config: [
-            FULL if i and i % 4 == 0 else LINEAR for i in range(_depth(config))
-        ],
         "check": _refuse_experts,
         "thetas": _thetas_if(lambda config: False),
         "written": lambda types, kinds, thetas: {"mlp_layer_types": ["dense"] * len(types)},
