@@ -17,9 +17,8 @@ from data.tokenizers import Tokenizer, load_folder_tokenizer, load_tokenizer_fil
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.build import ImportedModel, build_model
-from interop.checkpoint import ForeignCheckpoint
+from interop.checkpoint import ForeignCheckpoint, read_folder
 from interop.export.files import check_new, new_folder, space_for
-from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
 from run_directory.checkpoints import save_weights
 from run_directory.console import Console

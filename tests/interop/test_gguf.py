@@ -11,7 +11,7 @@ import torch
 from tokenizers import pre_tokenizers
 
 from interop.build import build_model
-from interop.huggingface.folder import read_folder
+from interop.checkpoint import read_folder
 from interop.runs import run_of
 from run_directory.run import Run
 from tests.files import ROOT
