@@ -35,8 +35,8 @@ memory. It skips the search for overlaps with the training text.
 
 Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures.
 Cells measured before are reused, so an interrupted evaluation continues where it stopped.
-hf:FOLDER, hf:NAME and gguf:FILE are first converted to a run in runs/imported/, where their results
-are written.
+hf:FOLDER and hf:NAME are first converted to a run in runs/imported/, where their results are
+written.
 
 Several processes give the same numbers as one; rank 0 writes and prints. Windows are divided among
 them. With context=N, N processes share each window, for lengths that do not fit into the memory of

@@ -5,9 +5,9 @@
   echo "Once upon a time" | python generate.py RUN --greedy
   python generate.py RUN --tokens 2000 "model.position.scaling={name: yarn, factor: auto}"
 
-RUN is a run directory, or hf:FOLDER, hf:NAME or gguf:FILE: a model that is first converted to a
-run. Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model
-starts a new document. Text is printed as it is generated.
+RUN is a run directory, or hf:FOLDER or hf:NAME: a model that is first converted to a run. Prompts
+come from --prompt, --file or standard input (one prompt). Without a prompt, the model starts a new
+document. Text is printed as it is generated.
 
 Overrides such as model.position.window=256 change the positional scheme for this call, where the
 trained weights allow it, in every layer kind that has the setting. Standard error reports the

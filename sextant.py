@@ -66,7 +66,7 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
     `settings`.
 
     Args:
-        run: a run directory, or `hf:NAME_OR_FOLDER` or `gguf:FILE`.
+        run: a run directory, or `hf:NAME_OR_FOLDER`.
         overrides: context-extension settings such as `model.position.scaling.name=yarn`.
         options: `dtype`, `checkpoint` (a step) and `weights` ("ema" or "last").
     """

@@ -50,7 +50,7 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     else:
         empty = by_part(empty, model)
         theirs, unknown = shape.family.weight_map(model.settings, empty)
-        assert not unknown, f"families.py maps no tensor to {unknown}"
+        assert not unknown, f"families.yaml maps no tensor to {unknown}"
         checkpoint = replace(checkpoint, tensors=_in_class(checkpoint, shape.family))
     has_copy = _check_names(checkpoint, set(theirs), shape.model.tie_embeddings)
     heads = shape.model.heads

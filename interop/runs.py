@@ -1,16 +1,14 @@
 """Foreign checkpoints as run directories, so that every command that takes a run takes them too.
 
-`hf:FOLDER` and `hf:NAME` are a Hugging Face folder or a model of the hub, `gguf:FILE` is a GGUF
-file.
+`hf:FOLDER` and `hf:NAME` are a Hugging Face folder and a model of the hub.
 """
 
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from data.data_settings import DataSettings
@@ -19,10 +17,8 @@ from data.tokenizers import Tokenizer, load_folder_tokenizer, load_tokenizer_fil
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.build import ImportedModel, build_model
-from interop.checkpoint import ForeignCheckpoint
+from interop.checkpoint import ForeignCheckpoint, read_folder
 from interop.export.files import check_new, new_folder, space_for
-from interop.gguf import converted_gguf
-from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
 from run_directory.checkpoints import save_weights
 from run_directory.console import Console
@@ -31,74 +27,38 @@ from run_directory.run_settings import RunSettings
 from run_directory.training_settings import TrainingSettings, ValidationSettings
 from settings.load import setting_before_validation
 
+PREFIX = "hf:"
 IMPORTED = Path("runs/imported")
 FORMAT = 1  # part of the names of imported runs; raise it when the conversion changes
 
 
-@dataclass(frozen=True)
-class CheckpointSource:
-    """A foreign checkpoint that has been found but not read.
-
-    Attributes:
-        name: what to call it.
-        files: the files that determine it.
-        open: reads it; its weights can be read until the context ends.
-    """
-
-    name: str
-    files: list[Path]
-    open: Callable[[], AbstractContextManager[ForeignCheckpoint]]
-
-    @property
-    def folder(self) -> Path:
-        """The run directory of its import: another one whenever a file changes."""
-        about = [
-            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
-            for file in sorted(self.files)
-        ]
-        digest = hashlib.sha256(json.dumps([FORMAT, about]).encode()).hexdigest()[:10]
-        name = re.sub(r"[^\w.+-]", "-", self.name)
-        return IMPORTED / f"{name}-{digest}"
-
-
-def _huggingface(name: str) -> CheckpointSource:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        short = folder.resolve().name
-    else:
-        folder = download(name)
-        short = name.replace("/", "-")
-    files = [file for file in folder.iterdir() if file.is_file()]
-    return CheckpointSource(
-        short,
-        files,
-        lambda: nullcontext(read_folder(folder, short)),
-    )
-
-
-def _gguf(name: str) -> CheckpointSource:
-    file = Path(name).expanduser()
-    if not file.is_file():
-        raise InteropError(f"gguf:{name}: no such file")
-    return CheckpointSource(file.stem, [file], lambda: converted_gguf(file))
-
-
-_FORMATS: dict[str, Callable[[str], CheckpointSource]] = {"hf": _huggingface, "gguf": _gguf}
-
-
 def is_foreign(argument: object) -> bool:
     """Whether an argument names a foreign checkpoint rather than a run directory."""
-    return isinstance(argument, str) and argument.partition(":")[0] in _FORMATS and ":" in argument
+    return isinstance(argument, str) and argument.startswith(PREFIX)
 
 
-def find_source(argument: str) -> CheckpointSource:
-    """The checkpoint that `hf:...` or `gguf:...` names. Raises InteropError if there is none."""
+def find_checkpoint(argument: str) -> ForeignCheckpoint:
+    """The checkpoint that `hf:...` names. Raises InteropError if there is none."""
     if not is_foreign(argument):
-        raise InteropError(
-            f"{argument} must begin with {' or '.join(f'{kind}:' for kind in _FORMATS)}"
-        )
-    kind, _, name = argument.partition(":")
-    return _FORMATS[kind](name)
+        raise InteropError(f"{argument} must begin with {PREFIX}")
+    name = argument.removeprefix(PREFIX)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return read_folder(folder)
+    return read_folder(download(name), name.replace("/", "-"))
+
+
+def imported_folder(checkpoint: ForeignCheckpoint) -> Path:
+    """The run directory of its import: another one whenever a file changes."""
+    folder = Path(checkpoint.config_file).parent
+    about = [
+        (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(folder.iterdir())
+        if file.is_file()
+    ]
+    digest = hashlib.sha256(json.dumps([FORMAT, about]).encode()).hexdigest()[:10]
+    name = re.sub(r"[^\w.+-]", "-", checkpoint.name)
+    return IMPORTED / f"{name}-{digest}"
 
 
 def run_of(argument: str | Path) -> Path:
@@ -110,12 +70,12 @@ def run_of(argument: str | Path) -> Path:
     """
     if not is_foreign(argument):
         return Path(argument)
-    source = find_source(str(argument))
-    folder = source.folder
+    checkpoint = find_checkpoint(str(argument))
+    folder = imported_folder(checkpoint)
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):
-            import_source(source, folder)
-            Console().info(f"{source.name!r} is imported into {folder}, with its results")
+            write_run(checkpoint, folder)
+            Console().info(f"{checkpoint.name!r} is imported into {folder}, with its results")
     return folder
 
 
@@ -126,14 +86,6 @@ def with_imported_parent(overrides: Sequence[str]) -> list[str]:
     if not is_foreign(argument):
         return list(overrides)
     return [*overrides, f"parent.run={run_of(str(argument))}"]
-
-
-def import_source(
-    source: CheckpointSource, folder: Path, tokenizer_file: Path | None = None
-) -> ImportedModel:
-    """Convert a checkpoint that was found to a run directory; see `write_run`."""
-    with source.open() as checkpoint:
-        return write_run(checkpoint, folder, tokenizer_file)
 
 
 def write_run(

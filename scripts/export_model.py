@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="run directory, hf:FOLDER or gguf:FILE",
+        help="run directory or hf:FOLDER",
     )
     parser.add_argument(
         "overrides",

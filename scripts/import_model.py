@@ -3,17 +3,17 @@
   python scripts/import_model.py hf:HuggingFaceTB/SmolLM2-135M --out runs/smollm2
   python scripts/import_model.py hf:FOLDER --tokenizer tokenizer.model --out runs/NAME
 
-The model is a Hugging Face folder, a name on its hub, or a GGUF file (gguf:FILE). evaluate.py,
-generate.py and parent.run accept the same names and convert the model to runs/imported/ themselves;
-this script chooses another folder, or a tokenizer that is not part of the checkpoint. No pickle is
-read and no code of the checkpoint is run. Models that would compute something other than in
-transformers are rejected.
+The model is a Hugging Face folder or a name on its hub. evaluate.py, generate.py and parent.run
+accept the same names and convert the model to runs/imported/ themselves; this script chooses
+another folder, or a tokenizer that is not part of the checkpoint. No pickle is read and no code of
+the checkpoint is run. Models that would compute something other than in transformers are rejected.
+docs/interop.md shows how transformers converts a GGUF file to such a folder.
 """
 
 from pathlib import Path
 
 from interop.export.files import check_new
-from interop.runs import find_source, import_source
+from interop.runs import find_checkpoint, imported_folder, write_run
 from run_directory.console import Console
 from settings.script import Parser, run_main
 
@@ -21,7 +21,7 @@ from settings.script import Parser, run_main
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
-        "model", metavar="MODEL", help="hf:FOLDER, hf:NAME of the Hugging Face hub, or gguf:FILE"
+        "model", metavar="MODEL", help="hf:FOLDER, or hf:NAME of the Hugging Face hub"
     )
     parser.add_argument(
         "--tokenizer",
@@ -37,10 +37,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.out is not None:
         check_new(args.out)
-    source = find_source(args.model)
-    run = args.out or source.folder
+    checkpoint = find_checkpoint(args.model)
+    run = args.out or imported_folder(checkpoint)
     tokenizer = Path(args.tokenizer) if args.tokenizer else None
-    model = import_source(source, run, tokenizer).model
+    model = write_run(checkpoint, run, tokenizer).model
     console = Console()
     console.info(
         f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}"

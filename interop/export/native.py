@@ -20,7 +20,7 @@ from interop.export.described import (
 )
 from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import family_keys, read_config
-from interop.huggingface.families import FAMILIES, FULL, SLIDING, Family, Key, Keys
+from interop.huggingface.families import CONVERSIONS, FAMILIES, FULL, SLIDING, Family, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
 from model.mixers.base import LayerKind
@@ -90,12 +90,12 @@ def write_config(
     windows = [kind.position.window for kind in model.kinds if kind.position.window]
     if "sliding_window" in family.defaults:
         # some classes require a number even if no layer has a window
-        without = model.shape.train_length if family.layer_types else None
+        without = model.shape.train_length if family.layer_types is not None else None
         entries["sliding_window"] = windows[0] if windows else without
     if "use_sliding_window" in family.defaults:
         entries["use_sliding_window"] = bool(windows)
     has_types = len(family.types) > 1 or "sliding_window" in family.defaults
-    if has_types and family.layer_types and family.lists_types:
+    if has_types and family.layer_types is not None and family.lists_types:
         entries["layer_types"] = types
     if "original_max_position_embeddings" in family.defaults:
         entries["original_max_position_embeddings"] = model.shape.original
@@ -124,8 +124,8 @@ def _written(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
     entries = {}
     for ours, key in keys.items():
         value = values.get(ours)
-        if isinstance(key, Key):
-            entries[key.name] = key.write(value, values)
+        if conversion := CONVERSIONS.get(key):
+            entries[conversion.name] = conversion.write(value, values)
         else:
             entries[key] = value
     entries.pop("", None)  # settings that follow from others

@@ -10,25 +10,20 @@ from pydantic import ValidationError
 
 from errors import InteropError
 from interop.huggingface.families import (
+    CONVERSIONS,
     DIFFERENCES,
     FAMILIES,
     FULL,
-    LINEAR,
     SLIDING,
+    TABLE,
     Family,
-    Key,
     Keys,
 )
 from interop.huggingface.reader import UNLIMITED, ConfigReader, Stored, is_number, shown
 from interop.huggingface.rope_config import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
-from model.model_settings import without_pattern_scheme
 
 GENERATED = "sextant"  # model_type of folders with a generated modeling file
-OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
-# Of the settings in a generated folder.
-SIZES = {"layers", "dim", "ffn_dim", "heads", "kv_heads", "head_dim", "rank", "query_rank"}
-SIZES |= {"unrotated_dim", "value_dim", "decay_rank", "gate_rank", "width", "convolution"}
 
 
 @dataclass(frozen=True)
@@ -54,40 +49,8 @@ class ImportedShape:
         return self.original_length or self.train_length
 
 
-# Our settings and their keys, in all families and in those that have the key.
-KEYS: Keys = {
-    "dim": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "ffn_dim": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-    "tie_embeddings": "tie_word_embeddings",
-}
-OPTIONAL_KEYS: Keys = {
-    "attention_bias": Key(
-        "attention_bias",
-        lambda config: "all" if config.flag("attention_bias") else "none",
-        lambda value, settings: value == "all",
-    ),
-    "mlp_bias": "mlp_bias",
-    "embedding_multiplier": "embedding_multiplier",
-    "residual_multiplier": "residual_multiplier",
-    "attention_multiplier": "attention_multiplier",
-    "logit_divisor": "logits_scaling",
-    "logit_softcap": "final_logit_softcapping",
-}
-FLAGS = ("tie_embeddings", "mlp_bias", "mixer.bias", "mixer.convolution_bias")
-FLOATS = (
-    "norm_eps",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "attention_multiplier",
-    "logit_divisor",
-    "logit_softcap",
-)
-NULLABLE = ("logit_softcap", "mixer.query_rank")
+KEYS: Keys = TABLE["keys"]
+OPTIONAL_KEYS: Keys = TABLE["optional_keys"]
 COMPUTED = {
     "num_key_value_heads": lambda config: config.get("num_attention_heads"),
     "head_dim": lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
@@ -95,13 +58,9 @@ COMPUTED = {
 }
 
 
-def family_keys(family: Family) -> dict[str, str | Key]:
+def family_keys(family: Family) -> dict[str, str]:
     """The settings of a model that a family has, and their keys."""
-    optional = {
-        ours: key
-        for ours, key in OPTIONAL_KEYS.items()
-        if (key.name if isinstance(key, Key) else key) in family.defaults
-    }
+    optional = {ours: key for ours, key in OPTIONAL_KEYS.items() if key in family.defaults}
     return {**KEYS, **optional, **family.keys}
 
 
@@ -120,7 +79,7 @@ def read_config(config: dict[str, Any], file: str, stored: Stored = UNLIMITED) -
     if config.get("model_type") == GENERATED:
         family = None
         reader = ConfigReader(config, file, stored)
-        settings = without_pattern_scheme(reader.get("settings"))
+        settings = reader.get("settings")
         _check_sizes(ConfigReader({}, f"{file}: settings", stored), settings)
         train_length = reader.number("train_length", int)
         original_length = reader.number("original_length", int)
@@ -159,7 +118,7 @@ def _check_sizes(reader: ConfigReader, settings: Any) -> None:
     """Compare the sizes of a generated folder's settings, of kinds too, with the weights."""
     for key, value in settings.items() if isinstance(settings, dict) else ():
         _check_sizes(reader, value)
-        if key in SIZES and isinstance(value, int | float):
+        if key in TABLE["sizes"] and isinstance(value, int | float):
             reader.check_size(key, value)
 
 
@@ -185,39 +144,15 @@ def _family(config: dict[str, Any], file: str) -> Family:
     return family
 
 
-# Keys that change the result in some model of transformers, and the values under which they do not.
-_NEUTRAL: dict[str, tuple] = {
-    "hidden_act": (None, "silu", "swish"),
-    "hidden_activation": (None, "gelu_pytorch_tanh"),
-    "use_bidirectional_attention": (None, False, "vision"),  # of images
-    "quantization_config": (None,),
-    "per_layer_config": (None, {}),
-    "final_logit_softcapping": (None,),
-    "attn_logit_softcapping": (None,),
-    "clip_qkv": (None,),
-    "mlp_bias": (None, False),
-    "attention_bias": (None, False),
-    "sliding_window": (None,),
-    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (None, 1)),
-    "attention_multiplier": (None,),
-}
-_HINTS = {
-    "quantization_config": "save the weights unquantized",
-    "hidden_act": "only 'silu' is supported",
-    "num_local_experts": "layers of experts are not supported",
-    "enable_moe_block": "layers of experts are not supported",
-    "hidden_size_per_layer_input": "embeddings of each layer are not supported",
-    "num_kv_shared_layers": "keys and values that layers share are not supported",
-}
-
-
 def _refuse(reader: ConfigReader, family: Family) -> None:
     """Refuse keys that the family does not define, or whose values are not supported."""
-    neutral = {key: values for key, values in _NEUTRAL.items() if key not in reader.defaults}
+    neutral = {key: x for key, x in TABLE["neutral"].items() if key not in reader.defaults}
     for key, accepted in (neutral | dict(family.accepted)).items():
         value = reader.get(key)
         if value not in accepted:
-            hint = _HINTS.get(key, f"{reader.get('model_type')} models with it are not supported")
+            hint = TABLE["hints"].get(
+                key, f"{reader.get('model_type')} models with it are not supported"
+            )
             raise InteropError(f"{reader.file}: {key} = {shown(value)} cannot be imported: {hint}")
     dim = reader.size("hidden_size")
     heads = reader.size("num_attention_heads")
@@ -231,12 +166,12 @@ def _read(reader: ConfigReader, keys: Keys) -> dict[str, Any]:
     """The settings that these keys contain."""
     values: dict[str, Any] = {}
     for ours, key in keys.items():
-        default = (None,) if ours in NULLABLE else ()
-        if isinstance(key, Key):
-            values[ours] = key.read(reader)
-        elif ours in FLAGS:
+        default = (None,) if ours in TABLE["nullable"] else ()
+        if key in CONVERSIONS:
+            values[ours] = CONVERSIONS[key].read(reader)
+        elif ours in TABLE["flags"]:
             values[ours] = reader.flag(key)
-        elif ours in FLOATS:
+        elif ours in TABLE["floats"]:
             values[ours] = reader.number(key, float, *default)
         else:
             values[ours] = reader.size(key, *default)
@@ -293,12 +228,12 @@ def _layer_types(reader: ConfigReader, family: Family) -> list[str]:
     if family.layer_types is None:
         return [FULL if reader.get("sliding_window") is None else SLIDING] * depth
     if given is None:
-        types = family.layer_types(reader)
+        types = family.default_types(reader)
     else:
         known = [FULL, *family.types]
         known += [SLIDING] if "sliding_window" in reader.defaults else []
         types = given if isinstance(given, list) else []
-        types = [OLD_TYPES.get(str(name), name) for name in types]
+        types = [TABLE["old_types"].get(str(name), name) for name in types]
         if len(types) < depth or not all(name in known for name in types):
             raise InteropError(
                 f"{reader.file}: layer_types must be {depth} times {' or '.join(known)}, got "

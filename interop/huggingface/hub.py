@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from errors import InteropError
-from interop.huggingface.folder import TOKENIZERS
+from interop.checkpoint import TOKENIZERS
 
 # Settings, weights and tokenizer at the top level; the second copy of the weights in Mistral's
 # format is not needed.

@@ -16,123 +16,8 @@ from torch import Tensor
 from model import Transformer
 from model.mixers.recurrent import Recurrent
 
-WeightMap = dict[str, str]  # of a layer
+WeightMap = Mapping[str, str]  # of a layer
 
-
-def _in(theirs: str, ours: str, names: WeightMap) -> WeightMap:
-    """A map of submodules of one module."""
-    return {
-        f"{theirs}.{name}": " ".join(f"{ours}.{part}" for part in parts.split())
-        for name, parts in names.items()
-    }
-
-
-NORMS: WeightMap = {
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "mlp_norm",
-}
-OUTPUT_NORMS: WeightMap = {
-    "post_attention_layernorm": "attention_norm",
-    "post_feedforward_layernorm": "mlp_norm",
-}
-BOTH_NORMS: WeightMap = {
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "attention_output_norm",
-    "pre_feedforward_layernorm": "mlp_norm",
-    "post_feedforward_layernorm": "mlp_output_norm",
-}
-MLP = _in("mlp", "mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"})
-_PROJECTIONS = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
-_HEAD_NORMS = {"q_norm": "q_norm", "k_norm": "k_norm"}
-ATTENTION = _in("self_attn", "attention", _PROJECTIONS | _HEAD_NORMS | {"sinks": "position.sink"})
-GATED_ATTENTION = ATTENTION | {"self_attn.q_proj": "attention.wq attention.wg"}
-JOINT_ATTENTION = _in("self_attn", "attention", {"qkv_proj": "wq wk wv", "o_proj": "wo"})
-LATENT = _in(
-    "self_attn",
-    "attention",
-    {
-        "q_proj": "wq",  # without compressed queries
-        "q_a_proj": "wq_down",
-        "q_a_layernorm": "q_norm",
-        "q_b_proj": "wq",
-        "kv_a_proj_with_mqa": "w_down",
-        "kv_a_layernorm": "latent_norm",
-        "kv_b_proj": "w_up",
-        "o_proj": "wo",
-    },
-)
-_CONVOLUTIONS = {"conv1d": "convolution.q convolution.k convolution.v"}
-_DECAY = {"dt_bias": "decay_bias", "A_log": "decay_rate"}
-QWEN_DELTA = _in(
-    "linear_attn",
-    "attention",
-    {
-        **_CONVOLUTIONS,
-        **_DECAY,
-        "in_proj_qkv": "wq wk wv",
-        "in_proj_z": "w_gate",
-        "in_proj_b": "w_beta",
-        "in_proj_a": "w_decay",
-        "norm.weight": "output_norm",
-        "out_proj": "wo",
-    },
-)
-OLMO_DELTA = _in(
-    "linear_attn",
-    "attention",
-    {
-        **_CONVOLUTIONS,
-        **_DECAY,
-        **_PROJECTIONS,
-        "g_proj": "w_gate",
-        "b_proj": "w_beta",
-        "a_proj": "w_decay",
-        "o_norm.weight": "output_norm",
-    },
-)
-KIMI_DELTA = _in(
-    "self_attn",
-    "attention",
-    {
-        **_PROJECTIONS,
-        **_CONVOLUTIONS,
-        "forget_gate.dt_bias": "decay_bias",
-        "forget_gate.A_log": "decay_rate",
-        "forget_gate.f_a_proj": "w_decay.0",
-        "forget_gate.f_b_proj": "w_decay.1",
-        "b_proj": "w_beta",
-        "g_a_proj": "w_gate.0",
-        "g_b_proj": "w_gate.1",
-        "o_norm.weight": "output_norm",
-    },
-)
-MAMBA = _in(
-    "mamba",
-    "attention",
-    {
-        **_DECAY,
-        "conv1d": "convolution.v convolution.k convolution.q",
-        "in_proj": "w_gate wv wk wq w_decay",
-        "D": "skip",
-        "norm.weight": "output_norm",
-        "out_proj": "wo",
-    },
-)
-LFM2_ATTENTION = _in(
-    "self_attn",
-    "attention",
-    {
-        "q_proj": "wq",
-        "k_proj": "wk",
-        "v_proj": "wv",
-        "out_proj": "wo",
-        "q_layernorm": "q_norm",
-        "k_layernorm": "k_norm",
-    },
-)
-SHORT_CONVOLUTION = _in(
-    "conv", "attention", {"in_proj": "w_in", "conv": "convolution", "out_proj": "wo"}
-)
 
 # The norms that multiply by 1 + weight in families with `one_plus_norms`.
 _ONE_PLUS_NORM = re.compile(r".*(layernorm|[qk]_norm|model\.norm)\.weight")
@@ -175,9 +60,10 @@ def weight_map(
     for i, layer in enumerate(layers):
         # compressed queries have another name
         unused = "q_proj" if f"layers.{i}.attention.wq_down.weight" in have else "q_b_proj"
-        named = _in(f"model.layers.{i}", f"layers.{i}", layer)
-        named.pop(f"model.layers.{i}.self_attn.{unused}", None)
-        whole |= named
+        for theirs, parts in layer.items():
+            if theirs != f"self_attn.{unused}":
+                named = " ".join(f"layers.{i}.{part}" for part in parts.split())
+                whole[f"model.layers.{i}.{theirs}"] = named
     mapped = {}
     for theirs, parts in whole.items():
         for suffix in ("", ".weight", ".bias"):

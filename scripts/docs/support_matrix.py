@@ -24,80 +24,32 @@ START = "<!-- support matrix -->"
 END = "<!-- end of the support matrix -->"
 SIZES = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2}
 TRAINED = 64
-NOPE_4 = {
-    "pattern": ["rope", "rope", "rope", "none"],
-    "kinds": {"rope": {"position": {"name": "rope"}}, "none": {"position": {"name": "none"}}},
-}
-BASES = {
-    "pattern": ["near", "far"],
-    "kinds": {
-        "near": {"position": {"name": "rope", "window": 16}},
-        "far": {"position": {"name": "rope", "theta": 500_000}},
-    },
-}
-MIXERS = {
-    path.stem: read_yaml(path)[0]["model"]
-    for path in sorted((ROOT / "configs" / "mixer").glob("*.yaml"))
-}
-MIXERS["kda"] |= {"head_dim": 32, "kv_heads": 4}  # the rank of its gates, and as many heads
-MIXERS["latent"]["mixer"] |= {"norm_eps": 1e-6}  # of released models
-FULL = {"position": {"name": "rope"}}
 
 
-def _rope(**keys) -> dict:
-    return {"position": {"name": "rope", **keys}}
+def _rows() -> dict[str, dict]:
+    """Row → model settings: every scheme with its defaults, the variants that change the class, and
+    mixers alone and in hybrids."""
+    table = read_yaml(Path(__file__).with_suffix(".yaml"))[0]
+    mixers = {}
+    for path in sorted((ROOT / "configs" / "mixer").glob("*.yaml")):
+        settings = read_yaml(path)[0]["model"]
+        changes = table["mixers"].get(path.stem, {})
+        mixer = {**settings["mixer"], **changes.get("mixer", {})}
+        mixers[path.stem] = {**settings, **changes, "mixer": mixer}
+    rows = {f"`{name}`": {"position": {"name": name}} for name in SCHEMES}
+    rows |= table["variants"]
+    rows |= {f"mixer `{name}`": settings for name, settings in mixers.items()}
+    for row, hybrid in table["hybrids"].items():
+        full = {**mixers.get(hybrid.get("like"), {}), **hybrid["full"]}
+        rows[row] = {
+            "pattern": ["state", "state", "state", "full"],
+            "kinds": {"state": mixers[hybrid["mixer"]], "full": full},
+            **hybrid.get("settings", {}),
+        }
+    return rows
 
 
-def _hybrid(mixer: str, full: dict, **keys) -> dict:
-    """Three layers with a mixer and one of another kind."""
-    return {
-        "pattern": ["state", "state", "state", "full"],
-        "kinds": {"state": MIXERS[mixer], "full": full},
-        **keys,
-    }
-
-
-# Row → model settings. Every scheme with its defaults, and the variants that change the class.
-ROWS: dict[str, dict] = {
-    **{f"`{name}`": {"position": {"name": name}} for name in SCHEMES},
-    "`rope`, interleaved": _rope(layout="interleaved"),
-    "`rope`, part of each head": _rope(fraction=0.5),
-    "`rope`, window": _rope(window=16),
-    "`rope`, window and sink tokens": _rope(window=16, sinks=4),
-    "`rope`, learned sink logits": _rope(sink_logit="learned"),
-    **{
-        f"`rope`, scaling `{name}`": _rope(scaling={"name": name, "factor": 4.0})
-        for name in ("linear", "ntk", "by_parts", "yarn", "llama3")
-    },
-    "`rope`, scaling `dynamic`": _rope(scaling={"name": "dynamic"}),
-    "`rope`, scaling with factor `auto`": _rope(scaling={"name": "yarn"}),
-    "`rope`, scaling `drop` (DroPE)": _rope(scaling={"name": "drop"}),
-    "`rope`, resonance": _rope(resonance=True),
-    "`rope`, remap (ReRoPE, Self-Extend, ...)": _rope(remap={"name": "rerope"}),
-    "`rope`, temperature `fixed` or `head`": _rope(temperature={"name": "head"}),
-    "`rope`, temperature `ministral3`": _rope(temperature={"name": "ministral3"}),
-    "`rope`, temperature `log_n`, `ssmax`, ...": _rope(temperature={"name": "log_n"}),
-    "`rope`, every fourth layer `none`": NOPE_4,
-    "`rope` with two bases and windows": BASES,
-    "`rope`, QK-norm": {**_rope(), "qk_norm": True},
-    "`rope`, muP": {**_rope(), "mup": {"base_dim": 32, "base_head_dim": 8}},
-    "`rope`, softcap of logits": {**_rope(), "logit_softcap": 30.0},
-    **{f"mixer `{name}`": settings for name, settings in MIXERS.items()},
-    "`gated_deltanet` and attention with an output gate (Qwen3.5)": _hybrid(
-        "gated_deltanet", FULL | {"gate": "channel"}, qk_norm=True
-    ),
-    "`gated_deltanet` and attention with norms of outputs (Olmo Hybrid)": _hybrid(
-        "gated_deltanet", FULL | {"norm_placement": "output"}, qk_norm="all_heads"
-    ),
-    "`mamba2` and attention without positions (Granite 4)": _hybrid(
-        "mamba2", {"position": {"name": "none"}}
-    ),
-    "`kda` and latent attention without positions (Kimi Linear)": _hybrid(
-        "kda", MIXERS["latent"] | {"position": {"name": "none"}}
-    ),
-    "`short_convolution` and attention (LFM2)": _hybrid("short_convolution", FULL, qk_norm=True),
-    "`gated_deltanet` and attention": _hybrid("gated_deltanet", FULL),
-}
+ROWS = _rows()
 
 
 def settings_digest(settings: dict) -> str:

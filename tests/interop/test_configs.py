@@ -13,9 +13,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from errors import InteropError
 from interop.build import build_model
+from interop.checkpoint import read_folder
 from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import FAMILIES
-from interop.huggingface.folder import read_folder
 from model import ModelSettings
 from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import ABSENT, ROPES, SMALL, VARIANTS, make, variant

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.build import ImportedModel, build_model
+from interop.checkpoint import read_folder
 from interop.export.files import write_model
 from interop.export.native import choose_class
 from interop.export.parity import measure
 from interop.huggingface.families import FAMILIES
-from interop.huggingface.folder import read_folder
 from model import TokenPositions, Transformer
 from tests.interop.export.exported import CONTROLS
 from tests.interop.models import (

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from errors import InteropError
 from interop.build import build_model
+from interop.checkpoint import read_folder
 from interop.huggingface.config import read_config
-from interop.huggingface.folder import read_folder
 from tests.files import table
 from tests.interop.models import ABSENT, FIRST, variant
 

@@ -1,4 +1,4 @@
-"""`hf:...` and `gguf:...` wherever a run is accepted: imported once, then a run like any other."""
+"""`hf:...` wherever a run is accepted: imported once, then a run like any other."""
 
 import json
 import os

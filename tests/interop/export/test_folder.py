@@ -16,10 +16,10 @@ from errors import InteropError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.build import build_model
+from interop.checkpoint import read_folder
 from interop.export import parity
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
-from interop.huggingface.folder import read_folder
 from interop.runs import write_run
 from run_directory.checkpoints import Snapshot, save_snapshot
 from run_directory.optimizer_settings import EmaSettings

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from interop.build import build_model
+from interop.checkpoint import read_folder
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
-from interop.huggingface.folder import read_folder
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from scripts.docs import support_matrix
 from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write
