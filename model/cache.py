@@ -1,4 +1,4 @@
-"""Key/value caches, and the states of linear attention.
+"""Key/value caches, and the states of recurrent mixers.
 
 A layer with a window keeps only the keys that can still be visible: the window and the sinks, in a
 buffer that is compacted when it is full. Eviction is by token order, not by slot.

@@ -1,1 +1,1 @@
-"""Settings, console, run directories, checkpoints, logs, optimizer and schedule."""
+"""Training: batches, optimizer, schedule, steps, metrics, checkpoints and distributed training."""

@@ -1,1 +1,1 @@
-"""Attention: masks, kernels, and the token mixers (softmax and linear attention)."""
+"""Attention: masks, kernels, the softmax mixer, and windows shared by several processes."""
