@@ -9,14 +9,13 @@ from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
 from run_directory.checkpoints import save_snapshot
-from run_directory.exposure import make_sampler
 from run_directory.position_overrides import make_model
 from run_directory.process_group import ALONE
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests import processes
 from train import train_step
-from training.batches import StepBatch, micro_batches
+from training.batches import StepBatch, make_sampler, micro_batches
 from training.parallel import Parallel, autocast_type
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests

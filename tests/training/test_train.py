@@ -11,11 +11,9 @@ import pytest
 
 import evaluate
 import generate
-from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from generation import samples
 from run_directory.checkpoints import steps_of
-from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
@@ -143,7 +141,7 @@ def test_resume_across_the_edge_of_an_epoch(overrides, tmp_path):
     assert files_of(folder, 36) == files_of(whole, 36)
 
 
-def test_stages_change_lengths_rates_and_exposure(runs):
+def test_stages_change_lengths_and_rates(runs):
     root = runs[0] / "stages"
     logged = lines(root, "train")
     sizes = [96] * 8 + [144] * 6 + [96] * 6
@@ -156,9 +154,6 @@ def test_stages_change_lengths_rates_and_exposure(runs):
     assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
     assert sorted(rates[:14], reverse=True) == rates[:14]
     assert rates[13] > rates[15] > rates[19]
-    exposure = read_exposure(root)
-    assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
-    assert exposure.tokens == exposure_of(Run(root), 20).tokens == 2208
     assert [entry["after_step"] for entry in Run(root).manifest["changes"]] == [8, 14]
 
 
