@@ -62,6 +62,7 @@ def test_filters_by_hand(sampling, expected):
         ({"top_k": 2}, [1, 3, 2, 2], [1, 2, 3]),  # ties with the last one stay
         ({"top_k": 3}, [1, 3, 2, 4], [1, 2, 3]),  # one less than there are
         ({"top_p": 0.5}, [1, 1, 1, -9], [0, 1, 2]),
+        ({"top_p": 1.0}, [0, -99], [0, 1]),  # even if the sum does not change
         ({"min_p": 1.0}, [2, 3, 3, 1], [1, 2]),  # as likely as the most likely one
     ],
 )
