@@ -192,7 +192,11 @@ def test_rows_can_be_stopped():
 def test_learned_table_is_used_to_its_end():
     model = build("learned", train=12)
     prompt = RAGGED[0]  # 7 tokens; the last new token is drawn and never placed
-    assert len(rows(model, [prompt], tokens=6)[0]) == 6
+    plain = rows(model, [prompt], tokens=6)
+    assert len(plain[0]) == 6
+    assert rows(model, [prompt], tokens=6, positions=[range(13)]) == plain
+    with pytest.raises(ModelError, match=r"offset \+ T = 13"):
+        Generation(model, [prompt], 6, positions=[range(1, 14)])
     with pytest.raises(ModelError, match=r"prompt of 7 .*7 new.*offset \+ T = 13.*at most 6"):
         Generation(model, [prompt], 7)
     with pytest.raises(ModelError, match="shorten the prompt"):
@@ -232,5 +236,10 @@ def test_diverged_model_raises():
 def test_tables_grow_with_a_long_prompt(case, sizes):
     model = build(case, train=9)
     prompts = [[(7 * i) % 37 for i in range(n)] for n in sizes]
+    for cache in (True, False):  # of a model that knows distances only; the last input is at 512
+        options = {"tokens": 2, "cache": cache}
+        given = [range(505, 514)]
+        expected = rows(build(case, train=9), [RAGGED[0]], **options)
+        assert rows(build(case, train=9), [RAGGED[0]], positions=given, **options) == expected
     found = rows(model, prompts, tokens=5, prefill_chunk=100)
     assert found == rows(build(case, train=9), prompts, tokens=5, cache=False)

@@ -275,17 +275,21 @@ def test_text_that_does_not_fit_creates_no_run(overrides, tmp_path, words, error
     assert not (tmp_path / "never").exists()
 
 
-def test_samples_start_with_bos(overrides, tmp_path, monkeypatch):
-    prompts = []
+def test_samples_start_with_bos_and_use_a_learned_table_to_its_end(
+    overrides, tmp_path, monkeypatch
+):
+    """Four tokens and 21 new ones, the last of which has no position, fit into 24."""
+    calls = []
     real = samples.Generation
 
-    def generation(model, ids, *args, **more):
-        prompts.extend(ids)
-        return real(model, ids, *args, **more)
+    def generation(model, ids, tokens, *args, **more):
+        calls.append((ids, tokens))
+        return real(model, ids, tokens, *args, **more)
 
     monkeypatch.setattr(samples, "Generation", generation)
     words = ["training.tokens=576", "data.bos=true", f"data.root={tmp_path / 'prepared'}"]
-    words += ["training.samples.prompts=[abc]", "data.eos=true"]
+    words += ["training.samples={prompts: [abc], tokens: 99}", "data.eos=true"]
+    words += ["model.position.name=learned", "training.validation.multiples=[1]"]
     assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0
     tokenizer = Run(tmp_path / "run").tokenizer
-    assert prompts == [[tokenizer.bos_id, *tokenizer.encode("abc")]]
+    assert calls == [([[tokenizer.bos_id, *tokenizer.encode("abc")]], 21)]
