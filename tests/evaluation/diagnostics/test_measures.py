@@ -46,6 +46,7 @@ def brute(model, tokens):
     "case",
     [
         "rope",
+        "rope-yarn-auto",
         "rope-sinks",
         "alibi-window",
         "none-ssmax",

@@ -11,6 +11,7 @@ from evaluation.scoring.plan import make_plan
 from evaluation.scoring.targets import (
     draw_targets,
     reaches,
+    shorten_lengths,
 )
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
@@ -129,6 +130,15 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     assert (targets.end[targets.document == 1] == plain.end[plain.document == 1]).all()
     with_room = [longest for longest in range(span, 80) if room(longest)]
     assert with_room == [*range(span, reaches(text, span, spans)[0] + 1)]
+
+
+def test_documents_that_just_have_room():
+    """With 64 inputs and 5 targets, the first possible target is token 60."""
+    assert shorten_lengths(np.array([16, 64, 64]), [16, 64, 128], 2)[0] == [16, 64]
+    settings = EvaluationSettings(lengths=[16, 64], targets=5, spans_per_document=1)
+    plan = make_plan(settings, bare([64, 65, 70]), "t", 16)
+    assert plan.candidates.rows() == [[1, 65, 5], [2, 70, 10]]
+    assert plan.candidates.target_indices().tolist() == [*range(60, 65), *range(60, 70)]
 
 
 def test_placements_at_the_ends_of_documents():
