@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import evaluate
 import generate
@@ -90,7 +91,7 @@ CHOICES = [
     "training.optimizer={name: muon, adamw: {lr: 1e-3, positions_lr: 4e-3}}",
     "training.z_loss=0.1",
     "training.ema={decay: 0.8, start: 2}",
-    "training.checkpoint.keep=9",
+    "training.checkpoint={interval: 1, keep: 12}",
 ]
 
 
@@ -185,6 +186,19 @@ def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, cap
     assert loaded["ema"].checkpoint_hash != loaded["last"].checkpoint_hash
     with pytest.raises(TrainingError, match="no EMA weights"):
         Run.open(runs[0] / "sampled").load(weights="ema")
+
+
+def test_average_after_each_step(runs):
+    """Up to step 2 it is the weights after the step, then 0.8 of itself and 0.2 of the weights."""
+    folder = runs[0] / "choices"
+    for step in range(1, 5):
+        after = {name: x.double() for name, x in weights(folder, step).items()}
+        if step <= 2:
+            mean = after
+        mean = {name: 0.8 * x + 0.2 * after[name] for name, x in mean.items()}
+        for name, x in weights(folder, step, "average").items():
+            assert torch.allclose(x.double(), mean[name], rtol=0, atol=1e-6), (step, name)
+    assert not torch.allclose(mean["norm.weight"], after["norm.weight"], rtol=0, atol=1e-5)
 
 
 def test_evaluation_and_generation_use_the_average_by_default(runs, tmp_path, monkeypatch, capsys):

@@ -137,6 +137,8 @@ def small_model():
         heads=6,
         kv_heads=2,
         ffn_dim=40,
+        # the declared length matters
+        position={"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
     )
     return Transformer(settings, TOKENIZER.vocab_size, 100).initialize(1).to(torch.float64).eval()
 
@@ -152,12 +154,12 @@ def model():
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])
-@pytest.mark.parametrize("length", [100, 200])
-def test_cached_prefix_matches_full_forward(model, chunk, length):
+@pytest.mark.parametrize(("length", "cut"), [(100, None), (200, 100), (200, None)])
+def test_cached_prefix_matches_full_forward(model, chunk, length, cut):
     """Also where the context is cut to the trained length."""
     _, drawn = draw(items=5)
     items = drawn.items[length]
-    cut = None if length == 100 else 100
+    read = cut or length
     answers = read_items(
         TaskScorer(model, chunk=chunk),
         items,
@@ -168,10 +170,10 @@ def test_cached_prefix_matches_full_forward(model, chunk, length):
     )
     for row, item in enumerate(items):
         for column, candidate in enumerate([item.answer, *item.others]):
-            tokens = torch.tensor([[256, *item.prompt, *candidate][-101:]])
-            assert tokens.shape == (1, 101)
+            tokens = torch.tensor([[256, *item.prompt, *candidate][-read - 1 :]])
+            assert tokens.shape == (1, read + 1)
             with torch.no_grad():
-                nll = model(tokens[:, :-1], TokenPositions.plain(100), targets=tokens[:, 1:])
+                nll = model(tokens[:, :-1], TokenPositions.plain(read), targets=tokens[:, 1:])
             expected = float(nll[0, -len(candidate) :].sum())
             assert answers.nll[row, column] == pytest.approx(expected, abs=1e-9)
 
