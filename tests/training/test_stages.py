@@ -9,11 +9,15 @@ from model import ModelError, TokenPositions, Transformer
 from run_directory.parent_run import check_fork
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stage_after, stage_of, stages_of
+from run_directory.training_settings import SpikeSettings
 from settings.load import load_settings
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from training.checks import check_model
+from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule, in_steps, learning_rate
+from training.step import StepGuard
+from training.train_state import TrainState
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [
@@ -115,6 +119,21 @@ def test_learning_rates_per_stage():
     assert [rate["lr"] for rate in rates] == pytest.approx(shares, rel=1e-12)
     positions = [rate["positions_lr"] for rate in rates]
     assert positions == pytest.approx([share / 10 for share in shares], rel=1e-12)
+
+
+def test_a_stage_begins_with_its_first_update():
+    s = staged(f'{{duration: 10}}, {{overrides: ["{DROP}"], warmup: 3}}')
+    schedule = TrainingSchedule(s)
+    model = Transformer(s.model, 7, 24)
+    optimizer = Optimizer(model, s.training.optimizer)
+    guard = StepGuard(s.training.on_nonfinite, SpikeSettings(window=2), "cpu")
+    state = TrainState(model, optimizer, guard, None, model)
+    for state.step in range(12):
+        schedule.apply(state, schedule.stage(state.step))
+        guard(torch.tensor(1.0), torch.tensor(1.0))
+        is_second = state.step >= 10
+        assert model.settings.position.scaling.name == ("drop" if is_second else "none")
+        assert guard.state()["applied"] == state.step + 1 - 10 * is_second
 
 
 def test_fork_keeps_stages_that_determine_data_order():

@@ -15,8 +15,9 @@ import generate
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from generation import samples
+from model import TokenPositions
 from run_directory.checkpoints import steps_of
-from run_directory.exposure import exposure_of
+from run_directory.exposure import exposure_of, make_sampler
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
@@ -72,6 +73,7 @@ def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, n
 # drops RoPE.
 STAGES = [
     "training.tokens=2208",
+    "model.position.scaling={name: yarn, factor: auto}",
     "training.batch_size=4",
     "training.checkpoint={keep: 40, interval: 1}",
     "training.validation.interval=null",
@@ -161,6 +163,28 @@ def test_stages_change_lengths_rates_and_exposure(runs):
     assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
     assert exposure.tokens == exposure_of(Run(root), 20).tokens == 2208
     assert [entry["after_step"] for entry in Run(root).manifest["changes"]] == [8, 14]
+
+
+@pytest.mark.parametrize(
+    ("step", "overrides"),
+    [
+        (7, []),
+        (8, ["model.position.theta=500"]),
+        (13, []),
+        (14, ["model.position.scaling={name: drop}"]),
+    ],
+)
+def test_loss_of_the_first_and_last_step_of_a_stage(runs, step, overrides):
+    """The logged loss of the update after `step` others is that of the saved weights under the
+    positions of its stage, declared at the length of its windows."""
+    run = Run(runs[0] / "stages")
+    model = run.load(overrides, checkpoint=step).model
+    batch = make_sampler(run.settings, run.open_data()).batch(step)
+    with torch.no_grad():
+        nll = model(
+            batch.tokens, TokenPositions.plain(batch.tokens.shape[1]), targets=batch.targets
+        )
+    assert losses(run.folder)[step] == pytest.approx(nll.mean().item(), abs=1e-6)
 
 
 def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, capsys):
