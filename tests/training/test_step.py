@@ -19,6 +19,7 @@ from run_directory.training_settings import (
     SkipNonFinite,
     SpikeSettings,
     StopOnNonFinite,
+    ValidationSettings,
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer
@@ -160,6 +161,22 @@ def test_shares_are_rounded_to_the_nearest_step():
         assert rates(ConstantSchedule(warmup=share), steps).index(8.0) == expected - 1
         wsd = WsdSchedule(warmup=0, decay=share, min_lr_ratio=0)
         assert sum(rate < 8.0 for rate in rates(wsd, steps)) == expected - 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "expected"),
+    [
+        ({"interval": 4}, 12, [4, 8, 12]),
+        ({"interval": 5}, 12, [5, 10, 12]),
+        ({"interval": None, "at": [0.01, 0.5, 7]}, 12, [1, 6, 7, 12]),
+        ({}, 9, [1, 3, 5, 7, 9]),  # fifths, rounded down
+        ({}, 1249, [249, 250, 499, 500, 749, 750, 999, 1000, 1249]),
+        ({}, 1250, [250, 500, 750, 1000, 1250]),
+        ({}, 1300, [250, 500, 750, 1000, 1250, 1300]),
+    ],
+)
+def test_validation_steps(settings, steps, expected):
+    assert sorted(ValidationSettings(**settings).steps(steps)) == expected
 
 
 # EMA

@@ -93,6 +93,8 @@ CHOICES = [
     "training.optimizer={name: muon, adamw: {lr: 1e-3, positions_lr: 4e-3}}",
     "training.z_loss=0.1",
     "training.ema={decay: 0.8, start: 2}",
+    "training.log_interval=5",
+    "training.samples.interval=5",
     "training.checkpoint={interval: 1, keep: 12}",
 ]
 
@@ -175,8 +177,9 @@ def test_stages_change_lengths_rates_and_exposure(runs):
     ],
 )
 def test_loss_of_the_first_and_last_step_of_a_stage(runs, step, overrides):
-    """The logged loss of the update after `step` others is that of the saved weights under the
-    positions of its stage, declared at the length of its windows."""
+    """The logged loss and gradient norm of the update after `step` others, in micro-batches of
+    different sizes, are those of the saved weights under the positions of its stage, declared at
+    the length of its windows, in one pass."""
     run = Run(runs[0] / "stages")
     model = run.load(overrides, checkpoint=step).model
     batch = make_sampler(run.settings, run.open_data()).batch(step)
@@ -210,6 +213,15 @@ def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, cap
     assert loaded["ema"].checkpoint_hash != loaded["last"].checkpoint_hash
     with pytest.raises(TrainingError, match="no EMA weights"):
         Run.open(runs[0] / "sampled").load(weights="ema")
+
+
+def test_intervals_count_from_the_first_step(runs):
+    """... and the last step of 12 is one more."""
+    folder = runs[0] / "choices"
+    written = read_metrics(folder / "metrics.jsonl")
+    timed = [line["step"] for line in written if "tokens_per_second" in line]
+    assert timed == [line["step"] for line in lines(folder, "samples")] == [5, 10, 12]
+    assert [line["step"] for line in lines(folder, "validation")] == [4, 8, 12]
 
 
 def test_average_after_each_step(runs):
