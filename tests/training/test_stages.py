@@ -1,5 +1,7 @@
 """Stages: sizes, position overrides and learning rates at each step, and repositioned models."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch._dynamo
@@ -11,8 +13,10 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stage_after, stage_of, stages_of
 from run_directory.training_settings import SpikeSettings
 from settings.load import load_settings
+from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
+from training.batches import step_batches
 from training.checks import check_model
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule, in_steps, learning_rate
@@ -134,6 +138,25 @@ def test_a_stage_begins_with_its_first_update():
         is_second = state.step >= 10
         assert model.settings.position.scaling.name == ("drop" if is_second else "none")
         assert guard.state()["applied"] == state.step + 1 - 10 * is_second
+
+
+@pytest.mark.parametrize("start", [0, 5, 8])
+def test_batches_of_each_stage_from_any_step(start):
+    """5 steps of 8 × 6 tokens, 4 of 3 × 12 and 11 of 2 × 24, in micro-batches of 24 tokens; rows are
+    declared at the length of their stage."""
+    stages = "{length: 6, duration: 5}, {length: 12, duration: 4, batch_size: 3}, {length: 24}"
+    s = staged(stages, "training.tokens=912", "training.micro_batch_size=1")
+    alone = SimpleNamespace(shard=None, device=torch.device("cpu"), data_rank=0, data_world=1)
+    source = sampler(make_store([90, 70]), *s.plan)
+    batches = step_batches(source, alone, TrainingSchedule(s), start)
+    found = []
+    for batch in batches:
+        parts = [(*part.tokens.shape, *part.positions.lengths) for part in batch.parts]
+        found.append((batch.stage.start, parts))
+    first = (0, [(4, 6, 6)] * 2)
+    second = (5, [(2, 12, 12), (1, 12, 12)])
+    third = (9, [(1, 24, 24)] * 2)
+    assert found == ([first] * 5 + [second] * 4 + [third] * 11)[start:]
 
 
 def test_fork_keeps_stages_that_determine_data_order():

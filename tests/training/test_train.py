@@ -14,6 +14,7 @@ import evaluate
 import generate
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
+from evaluation.monitor import monitor_targets
 from generation import samples
 from model import TokenPositions
 from run_directory.checkpoints import steps_of
@@ -183,11 +184,13 @@ def test_loss_of_the_first_and_last_step_of_a_stage(runs, step, overrides):
     run = Run(runs[0] / "stages")
     model = run.load(overrides, checkpoint=step).model
     batch = make_sampler(run.settings, run.open_data()).batch(step)
-    with torch.no_grad():
-        nll = model(
-            batch.tokens, TokenPositions.plain(batch.tokens.shape[1]), targets=batch.targets
-        )
-    assert losses(run.folder)[step] == pytest.approx(nll.mean().item(), abs=1e-6)
+    places = TokenPositions.plain(batch.tokens.shape[1])
+    nll = model(batch.tokens, places, targets=batch.targets).mean()
+    nll.backward()
+    squares = [weight.grad.square().sum() for weight in model.parameters()]
+    logged = lines(run.folder, "train")[step]
+    assert logged["loss"] == pytest.approx(nll.item(), abs=1e-6)
+    assert logged["grad_norm"] == pytest.approx(sum(squares).item() ** 0.5, rel=1e-4)
 
 
 def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, capsys):
@@ -235,6 +238,11 @@ def test_average_after_each_step(runs):
         for name, x in weights(folder, step, "average").items():
             assert torch.allclose(x.double(), mean[name], rtol=0, atol=1e-6), (step, name)
     assert not torch.allclose(mean["norm.weight"], after["norm.weight"], rtol=0, atol=1e-5)
+    run = Run(folder)
+    targets = monitor_targets(run.open_data(), [24, 48, 96], 8, 4, seed=run.settings.seed)
+    measured = targets.measure(run.load(weights="ema", checkpoint=4).model)
+    expected = {str(length): nll for length, (nll, _) in measured.items()}
+    assert lines(folder, "validation")[0]["nll"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_evaluation_and_generation_use_the_average_by_default(runs, tmp_path, monkeypatch, capsys):

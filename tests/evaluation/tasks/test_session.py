@@ -14,7 +14,7 @@ from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.task_analysis import analyse_tasks
-from evaluation.tasks.task_scoring import TaskScorer, read_items
+from evaluation.tasks.task_scoring import TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
@@ -212,6 +212,11 @@ def test_exact_match_ignores_padding_of_the_vocabulary(model):
     assert padded.exact.all()
     assert not whole.exact.all()
     assert (padded.nll == whole.nll).all()
+
+
+def test_a_tie_is_no_right_answer():
+    nll = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0], [3.0, 2.0, 4.0]])
+    assert TaskAnswers(nll, np.zeros(3, dtype=bool)).right.tolist() == [True, False, False]
 
 
 def test_non_finite_loss_fails_the_cell(tmp_path):
