@@ -85,6 +85,18 @@ def test_declared_length_is_prompt_and_new_tokens_per_row(case, monkeypatch):
         close(in_batch[:, row], full)
 
 
+def test_each_token_has_its_own_random_number(monkeypatch):
+    drawn = []
+
+    def choose(self, logits, previous, u):
+        drawn.extend(u[:, 0].tolist())
+        return logits.argmax(-1)
+
+    monkeypatch.setattr(SamplingParams, "choose", choose)
+    rows(tiny(), sampling=SAMPLED, seeds=[1, 2, 3])
+    assert len(set(drawn)) == 3 * NEW
+
+
 def test_seeds_determine_tokens_and_are_zero_unless_given():
     model = tiny()
     prompt = RAGGED[0]
