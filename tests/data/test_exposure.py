@@ -114,6 +114,8 @@ def test_long_runs_are_estimated_from_sampled_steps(store, monkeypatch):
     in_parts = [ledger.upto(step) for step in (1, 2, 250, steps)]
     assert in_parts[0].counted == 1
     sampled = ExposureLedger(batches, steps).upto(steps)
+    # 3 windows of 13 tokens are 273 pairs, and 600 steps 41 times what is counted
+    assert ExposureLedger(batches, steps).upto(14 * 41).counted == 14
     assert sampled.counted < steps / 3
     assert (sampled.steps, sampled.tokens) == (steps, whole.tokens)
     for key, value in vars(sampled).items():  # at checkpoints or at the end alone: the same

@@ -20,6 +20,7 @@ from training.batches import step_batches
 from training.checks import check_model
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule, in_steps, learning_rate
+from training.setup import changed_rates
 from training.step import StepGuard
 from training.train_state import TrainState
 
@@ -123,6 +124,18 @@ def test_learning_rates_per_stage():
     assert [rate["lr"] for rate in rates] == pytest.approx(shares, rel=1e-12)
     positions = [rate["positions_lr"] for rate in rates]
     assert positions == pytest.approx([share / 10 for share in shares], rel=1e-12)
+
+
+def test_rates_at_the_edges_of_stages_and_forks():
+    """A warm-up may be as long as its stage; the first update of a fork at step 8 is the ninth."""
+    linear = ["training.optimizer={name: adamw, lr: 1}"]
+    linear += ["training.lr_schedule={name: linear, warmup: 0, min_lr_ratio: 0}"]
+    long = staged("{duration: 10}, {duration: 10, warmup: 10}", *linear)
+    assert stages_of(long)[1].warmup == 10
+    short = staged("{duration: 10}", "training.tokens=480", *linear)
+    parent = SimpleNamespace(checkpoint=SimpleNamespace(step=8), settings=long, folder="x")
+    (line,) = changed_rates(short, parent)
+    assert "step 9: 0.6 in x, 0.2 here" in line
 
 
 def test_a_stage_begins_with_its_first_update():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.plan import make_plan
+from evaluation.scoring.plan import make_plan, truncation_step
 from evaluation.scoring.targets import (
     draw_targets,
     reaches,
@@ -160,6 +160,9 @@ def test_placements_at_the_ends_of_documents():
     for tokens, ends in ((9, {9}), (11, {9, 10, 11})):
         windows = position_windows(bare([tokens]), np.array([0]), 8, 40, seed=0)
         assert set(windows.end.tolist()) == ends
+    # of 16 tokens every target keeps three quarters as context
+    steps = [truncation_step(EvaluationSettings(targets=n), 16) for n in (3, 4, 5)]
+    assert steps == [3, 4, 4]
     for inputs, expected in ((8, [(5, 4), (8, 3), (9, 1)]), (4, [(9, 4)]), (3, [(9, 3)])):
         whole = TargetWindows.of([(0, 9, inputs, inputs)])
         assert truncated_windows(whole, 4, 3).rows() == [[0, *window] for window in expected]
