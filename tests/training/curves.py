@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch._dynamo
 from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
@@ -67,7 +68,8 @@ class Training:
 
 
 def afresh(work: Callable):
-    """What `work()` gives in a process that has shared nothing yet, or has parted."""
+    """What `work()` gives in a process that has shared and compiled nothing yet, or has parted."""
+    torch._dynamo.reset()  # the number of graphs of one function is limited
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     result = work()
