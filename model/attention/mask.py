@@ -324,7 +324,7 @@ class AttentionView:
 
     `weights_fn` and `extra_output` implement attention other than softmax(q·k + bias) v: the first
     returns the weights of a block, the second is added to the weighted values. A view with
-    `weights_fn` must be the only view. If its mask has `make_flex_bias`, the weights are also
+    `weights_fn` must be the only view. If its mask has a `flex_bias`, the weights are also
     softmax(q·k + that bias), for FlexAttention.
     """
 
