@@ -95,6 +95,8 @@ def test_initial_decays_are_those_of_mamba2(case):
     torch.testing.assert_close(steps[[0, -1]], ends, rtol=1e-4, atol=0)
     ratios = steps[1:] / steps[:-1]
     torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios), rtol=1e-4, atol=0)
+    gla = build("gla-none", layers=1).initialize(0).blocks[0].attention
+    assert not gla.decay_bias.any()
 
 
 @pytest.mark.parametrize("name", ["retnet", "gla", "deltanet"])
