@@ -210,7 +210,7 @@ def test_rotary_keys_in_each_place(kind, key):
 
 def test_rotary_keys_of_families():
     """Beside parameters of layer types, a length is ignored. Ministral 3's temperature has the length
-    of the frequencies."""
+    of the frequencies, or the one inside where these have none."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0, **KINDS["yarn"]}
     near = {"rope_type": "default", "rope_theta": 90.0}
     for inside, outside in itertools.product((None, 8), (None, 128)):
@@ -220,10 +220,10 @@ def test_rotary_keys_of_families():
         config = {"rope_parameters": nested, **beside}
         check_rotation("olmo3", config, "yarn", "full_attention")
         scaled = {**full, "llama_4_scaling_beta": 0.3}
-        position, theirs = check_rotation(
-            "ministral3", {"rope_parameters": scaled, **beside}, "yarn"
-        )
-        assert position.temperature.length == theirs[LENGTH]
+        for kind in ("yarn", "linear") if inside else ("yarn",):
+            config = {"rope_parameters": {**scaled, "rope_type": kind}, **beside}
+            position, theirs = check_rotation("ministral3", config, kind)
+            assert position.temperature.length == theirs[LENGTH]
     for inside, outside in itertools.product((None, 0.4), (None, 0.8)):
         linear = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0}
         parameters = linear | given_keys(partial_rotary_factor=inside)
