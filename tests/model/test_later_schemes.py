@@ -27,6 +27,15 @@ def test_clipped_frequencies_taper_to_zero():
         assert found[44 + i] == pytest.approx(plain[44 + i] * taper, rel=1e-12)
 
 
+def test_pairs_without_a_whole_turn_are_clipped_by_default():
+    """Wavelengths 2π·10000^(k/32) above 512 tokens: pairs 16 to 31."""
+    found = spectrum(64, length=512, scaling={"name": "clipped"}).tolist()
+    plain = [10_000.0 ** (-k / 32) for k in range(32)]
+    tapers = [0.5 * (1 + math.cos(math.pi * i / 15)) for i in range(16)]
+    expected = [f * t for f, t in zip(plain, [1.0] * 16 + tapers, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-15)
+
+
 def test_hard_alibi_windows():
     bias = bias_of(scheme_of("hard_alibi"), 9)[0]
     for head, window in enumerate([1, 2, 3, 9, 9, 9]):
