@@ -17,9 +17,9 @@ from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
 from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage
-from training.batches import StepBatch
 from training.hardware import known_peak, peak_memory
 from training.live_view import LiveView
+from training.micro_batches import StepBatch
 from training.setup import TrainingRun
 from training.step import REASONS, SPIKE, StepMetrics, StepResult
 from training.train_state import TrainState

@@ -34,9 +34,9 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
-from training.batches import make_sampler
 from training.checks import check_model, check_processes, input_limit
-from training.memory import check_memory
+from training.memory_estimate import check_memory
+from training.micro_batches import make_sampler
 from training.parallel import Parallel, autocast_type
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
@@ -108,7 +108,7 @@ class TrainingRun:
 
     def _auto_precision(self, settings: RunSettings) -> str:
         """What `training.precision=auto` stands for: the device of the main process decides."""
-        if self.parallel.device_type != self.device.type:  # simulated GPUs
+        if self.parallel.device_type != self.device.type:  # planned GPUs
             return "bfloat16"
         return self.parallel.gather(auto_precision(settings, self.device))[0]
 

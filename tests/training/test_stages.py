@@ -16,8 +16,8 @@ from settings.load import load_settings
 from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
-from training.batches import step_batches
 from training.checks import check_model
+from training.micro_batches import step_batches
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule, in_steps, learning_rate
 from training.setup import changed_rates
