@@ -18,8 +18,8 @@ from run_directory.run import MANIFEST, METRICS
 from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage
 from training.hardware import known_peak, peak_memory
-from training.live_view import LiveView
 from training.micro_batches import StepBatch
+from training.progress_lines import ProgressLines
 from training.setup import TrainingRun
 from training.step import REASONS, SPIKE, StepMetrics, StepResult
 from training.train_state import TrainState
@@ -46,13 +46,6 @@ class Metrics:
         self._peak = peak and peak * run.parallel.world  # FLOP/s
         self._flops_per_token = run.model.flops_per_token
         self._tokens = settings.tokens_after(state.step)
-        self._view = LiveView(
-            name=run.folder.name,
-            steps=run.steps,
-            tokens=settings.trained_tokens,
-            done=state.step,
-            console=run.console,
-        )
         self._open = ExitStack()
         self._file: MetricsFile | None = None
         self._sinks: list[Any] = []  # with `write`
@@ -61,7 +54,7 @@ class Metrics:
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
                 self._open.callback(self._file.close)
-                self._sinks = [self._view]
+                self._sinks = [ProgressLines(run.steps, settings.trained_tokens, run.console)]
                 if settings.training.wandb.mode != "disabled":
                     wandb = WandbLog(settings, run.folder, run.console)
                     self._open.callback(wandb.close)
@@ -74,7 +67,6 @@ class Metrics:
         self.loss = math.nan
 
     def __enter__(self) -> "Metrics":
-        self._view.draw = self._open.enter_context(self._run.console.live(self._view))
         self.resume_clock()
         return self
 
