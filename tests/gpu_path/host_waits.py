@@ -34,9 +34,8 @@ from train import train_step
 from training.micro_batches import StepBatch, micro_batches
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule
-from training.step import StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import TrainState
+from training.train_state import StepGuard, TrainState
 
 ROWS = 4
 

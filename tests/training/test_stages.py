@@ -21,8 +21,7 @@ from training.micro_batches import step_batches
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule, in_steps, learning_rate
 from training.setup import changed_rates
-from training.step import StepGuard
-from training.train_state import TrainState
+from training.train_state import StepGuard, TrainState
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [

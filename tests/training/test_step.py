@@ -24,8 +24,7 @@ from run_directory.training_settings import (
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer
 from training.schedule import in_steps, learning_rate
-from training.step import NOT_FINITE, SPIKE, StepGuard
-from training.train_state import EMA
+from training.train_state import EMA, NOT_FINITE, SPIKE, StepGuard
 
 NAN = math.nan
 
