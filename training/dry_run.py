@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from data import check_texts
+from data import check_texts, is_prepared
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import TokenPositions, Transformer
@@ -87,7 +87,8 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     run = TrainingRun(options, requests, make_parallel)
     settings = run.settings
     parent = run.parent
-    if parent is not None or settings.parent is None:  # without its parent: already prepared
+    has_parent = parent is not None or settings.parent is None  # without it: already prepared
+    if has_parent and not is_prepared(settings.data):
         check_texts(settings.data)
     model, layout = model_and_layout(settings, run.parallel, parent)
     parts = memory(model, settings.train_length, layout)
