@@ -2,7 +2,7 @@
 step."""
 
 from run_directory.run_settings import RunSettings
-from run_directory.stages import Stage, stages_of
+from run_directory.stages import Stage, stage_of, stages_of
 from training.train_state import TrainState
 
 
@@ -28,7 +28,7 @@ class TrainingSchedule:
 
     def stage(self, step: int) -> Stage:
         """The stage of update `step` (0, 1, ...)."""
-        return next(stage for stage in reversed(self.stages) if stage.start <= step)
+        return stage_of(self.stages, step)
 
     def learning_rates(self, step: int, stage: Stage | None = None) -> dict[str, float]:
         """Every learning rate at update `step`, by its name in metrics.jsonl."""
