@@ -126,7 +126,7 @@ class StudyPlanner:
         problems: "CellProblems",
     ) -> PlannedCell:
         run = None if self.shared is not None else self.folder / "runs" / cell.id
-        given, parent = read_run_settings(cell.arguments, run)
+        given, _ = read_run_settings(cell.arguments, run)
 
         def folder_of(settings: RunSettings) -> Path:
             if self.shared is None:
@@ -134,7 +134,7 @@ class StudyPlanner:
             names = [*scheme_names(settings), f"seed{settings.seed}", identity(settings)]
             return self.shared / "-".join(names)
 
-        settings, run = resolve_precision(given, parent, folder_of, self._auto_precision)
+        settings, run = resolve_precision(given, folder_of, self._auto_precision)
         self._once(
             check_model,
             settings.model_dump_json(exclude={"seed"}),

@@ -31,12 +31,11 @@ from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
-from training.batches import StepBatch, micro_batches
+from training.micro_batches import StepBatch, micro_batches
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule
-from training.step import StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import TrainState
+from training.train_state import StepGuard, TrainState
 
 ROWS = 4
 

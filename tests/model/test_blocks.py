@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from model import SCHEMES, TokenPositions
 from model.block import Block, Checkpointing
 from tests.model.zoo import GATED, build, each_mechanism, ids, packed
-from training.memory import MemoryLayout, activations
+from training.memory_estimate import MemoryLayout, activations
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

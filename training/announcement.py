@@ -52,8 +52,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         console.info(stage.describe())
     if settings.data.positions.name != "plain":
         console.info(f"positions of training text: {sampled(settings)}; evaluation counts from 0")
-    if run.precision != "float32":
-        console.info(f"precision {run.precision}")
+    if t.precision != "float32":
+        console.info(f"precision {t.precision}")
     if state.step:
         console.info(f"resuming after step {state.step} of {run.steps}")
 

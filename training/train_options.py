@@ -49,7 +49,7 @@ def parser_of(usage: str) -> SettingsParser:
         "--world",
         type=int,
         metavar="N",
-        help="with --dry-run: simulate N processes (GPUs) and count the communication of a step",
+        help="with --dry-run: size and memory on each of N GPUs",
     )
     add(
         "--force",
