@@ -35,14 +35,17 @@ from evaluation.diagnostics import attention_weights, generation
 from evaluation.diagnostics.attention import AttentionResult
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult
 from evaluation.diagnostics.generation import REAL, GenerationResult
-from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
-from evaluation.reports.document import ReportTable
-from evaluation.reports.evaluation_report import EvaluationReport, basis, report_of
-from evaluation.reports.figures import FigureText
-from evaluation.reports.position_report import positions, tokens_seen
-from evaluation.reports.reported_results import ReportedResults, metrics_table
-from evaluation.reports.results_files import clean
-from evaluation.reports.text import counted
+from evaluation.reports.document import ReportTable, counted
+from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
+from evaluation.reports.loss_report import positions, tokens_seen
+from evaluation.reports.report import (
+    EvaluationReport,
+    ReportedResults,
+    basis,
+    clean,
+    metrics_table,
+    report_of,
+)
 from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units

@@ -13,23 +13,36 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from evaluation.reports.charts import (
+from evaluation.reports.document import (
+    Cell,
+    ReportTable,
+    TableCell,
+    counted,
+    percent,
+    pivot,
+    with_ends,
+)
+from evaluation.reports.figures import (
+    FigureText,
     LengthAxis,
     Styles,
     heat_map,
     length_panel,
+    panels,
     styles_of,
 )
-from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport, basis, report_of
-from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.reported_results import ReportedResults, melted, metrics_table
-from evaluation.reports.text import counted, percent, with_ends
+from evaluation.reports.report import (
+    EvaluationReport,
+    ReportedResults,
+    basis,
+    melted,
+    metrics_table,
+    report_of,
+)
 from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.scoring.session import MeasuredCells
-from evaluation.statistics.binomial import wilson
-from evaluation.statistics.intervals import unit_counts
+from evaluation.statistics.intervals import unit_counts, wilson
 from evaluation.tasks.item_session import ItemResult
 from evaluation.tasks.task_analysis import (
     ABOVE_CHANCE,

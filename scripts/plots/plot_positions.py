@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from errors import ConfigError
 from evaluation.reports.figures import save
-from evaluation.reports.results_files import write_table
+from evaluation.reports.report import write_table
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.position import PositionalScheme

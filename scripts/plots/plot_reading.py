@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import StudyError
-from evaluation.reports.document import markdown_table
+from evaluation.reports.document import markdown_table, with_ends
 from evaluation.reports.figures import (
     COLOURS,
     Curve,
@@ -26,7 +26,6 @@ from evaluation.reports.figures import (
     panels,
     save,
 )
-from evaluation.reports.text import with_ends
 from settings.script import Parser, run_main
 
 CHANGE = "change of the loss"

@@ -15,11 +15,14 @@ from evaluation.reports.document import (
     Cell,
     ReportTable,
     TableCell,
+    counted,
     embedded,
     markdown,
     page,
     picture,
+    plain,
     plain_text,
+    with_ends,
 )
 from evaluation.reports.figures import (
     COLOURS,
@@ -32,7 +35,6 @@ from evaluation.reports.figures import (
     panels,
     save,
 )
-from evaluation.reports.text import counted, plain, with_ends
 from run_directory.console import duration
 from studies.claims.claim_results import ClaimVerdict
 from studies.claims.claim_run import Claim

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from evaluation.statistics.verdicts import is_undertrained
+from evaluation.statistics.loss_table import is_undertrained
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import DEFAULTS, Expression, evaluate, values_in
 from studies.claims.verdicts import (

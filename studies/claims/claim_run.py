@@ -13,7 +13,7 @@ from data.data_settings import SymbolSource
 from data.files import canonical_hash, read_object, write_json
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
-from evaluation.reports.results_files import write_table
+from evaluation.reports.report import write_table
 from evaluation.scoring.methods import TRAINED
 from run_directory.console import Console
 from run_directory.parent_run import read_run_settings

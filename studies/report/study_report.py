@@ -9,41 +9,123 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
 from data.files import write_text
 from data.preparation.summary import FEW_BELOW
-from evaluation.reports.charts import Styles, styles_of
 from evaluation.reports.diagnostic_report import (
     attention_figure,
     attention_tables,
     generation_tables,
 )
-from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text, slug
-from evaluation.reports.figures import FigureText, save
+from evaluation.reports.document import (
+    NONE,
+    Cell,
+    ReportTable,
+    TableCell,
+    counted,
+    listed,
+    markdown,
+    page,
+    picture,
+    plain_text,
+    slug,
+)
+from evaluation.reports.figures import FigureText, Styles, save, styles_of
 from evaluation.reports.loss_report import (
+    LossResults,
     details,
     differences,
     differences_figure,
     gain_figure,
     gains,
     loss_figure,
+    loss_styles,
     overview,
+    position_figure,
+    position_tables,
+    read_gain_table,
     verdict,
 )
-from evaluation.reports.position_report import position_figure, position_tables
-from evaluation.reports.read_gain_report import read_gain_table
-from evaluation.reports.reported_results import ReportedResults, seed_counts
-from evaluation.reports.results_files import write_results
+from evaluation.reports.report import ReportedResults, write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
-from evaluation.reports.text import counted, listed
-from evaluation.statistics.seeds import CLAIM_SEEDS
-from studies.report import study_tables
-from studies.results.loss_comparison import LossComparison, derive
-from studies.results.losses import read_losses
-from studies.results.other_evaluations import read_other
-from studies.results.stored import StoredStudy, read_study, unfair_comparisons
+from evaluation.statistics.intervals import CLAIM_SEEDS
+from studies.results.stored import Group, StoredStudy, read_study, unfair_comparisons
+from studies.results.study_results import read_losses, read_other
+
+MIB = 2**20
+COSTS = {  # key in a cell's record: column, format
+    "parameters": ("parameters", ",.0f"),
+    "tokens": ("tokens", ",.0f"),
+    "flops_per_token": ("FLOPs per token", ".3g"),
+    "flops": ("training FLOPs", ".3g"),
+    "loss": ("last training loss", ".3f"),
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "seconds": ("seconds", ",.0f"),
+    "peak_memory_bytes": ("peak memory, MiB", ",.0f"),
+}
+
+
+def costs(study: StoredStudy, group: Group) -> ReportTable:
+    """Training cost of each scheme, mean over its seeds."""
+    records = []
+    machines = {}
+    for cell in study.cells:
+        training = cell.record.get("training")
+        if training and cell.group == group:
+            facts = training | cell.record["timing"]
+            numbers = {key: facts.get(key) for key in COSTS}
+            records.append({"scheme": cell.scheme, **numbers})
+            machine = facts.get("machine", {})
+            names = machine.get("gpus") or [machine.get("processor", "unknown")]
+            machines |= dict.fromkeys(names)
+    table = pd.DataFrame(records, columns=["scheme", *COSTS])
+    table = table.set_index("scheme").astype(float)
+    table["peak_memory_bytes"] /= MIB
+    means = table.groupby(level=0, sort=False).mean()
+    rows: list[list[Cell]] = [
+        [
+            str(scheme),
+            *(NONE if pd.isna(own[key]) else format(own[key], COSTS[key][1]) for key in COSTS),
+        ]
+        for scheme, own in means.iterrows()
+    ]
+    columns = ["scheme", *(column for column, _ in COSTS.values())]
+    note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."
+    title = ", ".join(["Training cost", *(label for _, label in group)])
+    return ReportTable(title, columns, rows, note)
+
+
+def cells(study: StoredStudy) -> ReportTable:
+    """All cells: their checkpoints, or why they have none."""
+    rows: list[list[Cell]] = []
+    for cell in study.cells:
+        run = cell.record.get("training") or {}
+        status = cell.record["status"]
+        row: list[Cell] = [
+            cell.id,
+            TableCell(status, "" if status == "done" else "bad"),
+            cell.record.get("error") or "",
+            f"{run['steps']:,}" if run else NONE,
+            run.get("checkpoint_hash", "")[:16],
+            run.get("data_hash", "")[:16],
+        ]
+        rows.append(row)
+    columns = ["cell", "status", "error", "steps", "checkpoint", "data"]
+    note = "First 16 digits of each SHA-256; results.json has all digits."
+    return ReportTable("Cells", columns, rows, note, numbers=6)
+
+
+def excluded(losses: Sequence[LossResults]) -> ReportTable:
+    """Lengths that could not be evaluated, and results that are not comparable."""
+    rows: list[list[Cell]] = [
+        [r.place["evaluation"], *key, lengths] for r in losses for key, lengths in r.missing.items()
+    ]
+    columns = ["evaluation", "scheme", "reason", "lengths"]
+    return ReportTable("Missing results", columns, rows, numbers=3)
+
 
 OTHERS = {  # by protocol: title, figure, tables
     "tasks": ("Task", accuracy_figure, task_tables),
@@ -103,7 +185,7 @@ def write_report(results: dict, folder: Path) -> StudyReport:
     others = []
     for name, group in product(study.evaluations, study.groups):
         if stored := read_losses(study, name, group):
-            losses.append(derive(study, stored))
+            losses.append(stored)
         elif other := read_other(study, name, group):
             others.append(other)
     pictures: list[Path] = []
@@ -125,12 +207,11 @@ def write_report(results: dict, folder: Path) -> StudyReport:
             lead = findings(r)
         else:
             sections[f"Findings ({r.title})"] = [plain_text(line) for line in findings(r)]
-        styles = styles_of(names, study.baseline, r.table.select("nll"), r.undertrained)
-        sections |= _loss_sections(r, draw, styles)
+        sections |= _loss_sections(r, draw, loss_styles(r, names))
     for other in others:
         sections |= other_section(other, draw, styles_of(names, study.baseline))
-    sections["Training"] = [study_tables.costs(study, group) for group in study.groups]
-    sections["Missing results"] = [study_tables.excluded(losses)]
+    sections["Training"] = [costs(study, group) for group in study.groups]
+    sections["Missing results"] = [excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
     lead += [f"Warning: {text}" for text in unfair_comparisons(study.checks)]
@@ -143,14 +224,13 @@ def write_report(results: dict, folder: Path) -> StudyReport:
     return StudyReport([*files, *pictures], table, findings=lead)
 
 
-def findings(r: LossComparison) -> list[str]:
+def findings(r: LossResults) -> list[str]:
     """The findings of a loss evaluation and what limits them, the most important first."""
     lines = [verdict(r), *details(r)]
-    rounded = [name for name in r.names if not r.is_precise(name)]
-    if rounded:
+    if r.imprecise:
         lines.append(
             f"No verdicts because of bfloat16 rounding errors above {r.tolerance / 10:.4f} nats: "
-            f"{listed(rounded)}. Evaluate with dtype=float32."
+            f"{listed(r.imprecise)}. Evaluate with dtype=float32."
         )
     few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
     if few:
@@ -163,19 +243,19 @@ def findings(r: LossComparison) -> list[str]:
     return lines
 
 
-def _extent(study: StoredStudy, losses: Sequence[LossComparison]) -> str:
+def _extent(study: StoredStudy, losses: Sequence[LossResults]) -> str:
     """`10 schemes · cells: 20 done, 1 failed · 2 training seeds per scheme · 9 authors`."""
     states = Counter(cell.record["status"] for cell in study.cells)
     schemes = len({variant.scheme for variant in study.variants})
     parts = [counted(schemes, "scheme")]
     parts.append(f"cells: {', '.join(f'{count} {state}' for state, count in states.items())}")
     if losses:
-        parts.append(f"{seed_counts(losses[0], 'training seed')} per scheme")
+        parts.append(f"{losses[0].seed_counts('training seed')} per scheme")
         parts.append(counted(losses[0].units, losses[0].unit_kind))
     return f"{' · '.join(parts)}."
 
 
-def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
+def _loss_sections(r: LossResults, draw: Draw, styles: Styles) -> Sections:
     """The sections about the losses of one evaluation."""
 
     def figure(name: str, title: str, note: str, make) -> str:
@@ -213,7 +293,7 @@ def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
 
 def _provenance(study: StoredStudy) -> list[str | ReportTable]:
     text = yaml.safe_dump(study.settings, sort_keys=False, allow_unicode=True)
-    blocks = [f"```\n{text}\n```", study_tables.cells(study)]
+    blocks = [f"```\n{text}\n```", cells(study)]
     if study.checks.get("data_order") and not unfair_comparisons(study.checks):
         blocks.append(
             "All cells of a seed were trained on the same batches in the same order, and all "

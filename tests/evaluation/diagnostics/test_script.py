@@ -9,7 +9,7 @@ import torch
 from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.generation import REAL, GenerationSession
-from evaluation.reports import evaluation_report
+from evaluation.reports import report as evaluation_report
 from evaluation.reports.diagnostic_report import TEXT
 from evaluation.scoring.methods import Method
 from model import TokenPositions

@@ -1,28 +1,182 @@
-"""The report of one evaluation of any kind: its long table, a record, sentences, tables and
-figures."""
+"""The report of one evaluation of any kind: its table of results and facts, which are written as
+results.csv and results.json, and sentences, tables and figures as views of them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from data.files import write_text
 from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
-from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text
+from evaluation.reports.document import (
+    Cell,
+    ReportTable,
+    counted,
+    dtype_note,
+    listed,
+    markdown,
+    page,
+    picture,
+    pivot,
+    plain_text,
+)
 from evaluation.reports.figures import save
-from evaluation.reports.reported_results import ReportedResults, method_variants
-from evaluation.reports.results_files import write_clean_json, write_results
-from evaluation.reports.text import counted
-from evaluation.results_table import ResultRow, ResultsTable
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import name_of
 from evaluation.scoring.session import MeasuredCells
 
+NAMED = 6  # variants of one outcome that a sentence names
+# Facts about an evaluation that results.csv repeats in each row.
+FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", "tokenizer_hash")
+FACTS += ("targets_hash", "items_hash", "checkpoint_hash", "targets", "documents", "unit")
 DOWNLOADS = {
     "results.csv": "all numbers",
     "results.json": "settings, provenance and numbers by unit",
 }
+
+
+@dataclass(kw_only=True)
+class ReportedResults:
+    """The results of one evaluation of a run under several methods, of several runs, or of the
+    schemes of a study.
+
+    Attributes:
+        title: of sections and figures: the run, or the name of a study's evaluation.
+        variants: in their order, with their columns in results.csv: method, run or scheme.
+        noun: what a variant is.
+        facts: results.json of the evaluation without its summary, or of the first one of a study.
+        seeds: number of training seeds of each variant; empty for an evaluation of runs.
+        place: columns of results.csv: the evaluation and the group of cells of a study.
+    """
+
+    title: str
+    variants: dict[str, dict[str, str]]
+    noun: str = "method"
+    facts: Mapping
+    table: ResultsTable = field(default_factory=ResultsTable)
+    seeds: dict[str, int] = field(default_factory=dict)
+    place: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.variants)
+
+    @property
+    def trained_length(self) -> int:
+        return self.facts["trained_length"]
+
+    @property
+    def subtitle(self) -> str:
+        """Of figures of evaluations other than the loss by length."""
+        count = self.title
+        if items := self.facts.get("items"):
+            count = f"{self.title}: {counted(items, 'item')} per length"
+        elif documents := self.facts.get("documents"):
+            count = f"{self.title}: {counted(documents, 'document')}"
+        return count + dtype_note(self.facts.get("dtype", "float32"))
+
+    def seed_counts(self, noun: str) -> str:
+        """`3 seeds`, or `1 to 3 seeds` if the variants differ."""
+        seeds = sorted(set(self.seeds.values()))
+        most = counted(seeds[-1], noun)
+        return f"{seeds[0]} to {most}" if len(seeds) > 1 else most
+
+    def named(self, names: Sequence[str]) -> str:
+        return listed(names) if len(names) <= NAMED else f"{len(names)} {self.noun}s"
+
+    def by_sign(self, rows: Sequence[ResultRow], positive: str, negative: str) -> str:
+        """`positive for a; negative for b and c; not significant for d`."""
+        ordered = sorted(rows, key=lambda row: -abs(row.value))
+        groups = {
+            positive: [row.variant for row in ordered if row.low > 0],
+            negative: [row.variant for row in ordered if row.high < 0],
+            "not significant": [row.variant for row in ordered if row.low <= 0 <= row.high],
+        }
+        parts = [f"{label} for {self.named(names)}" for label, names in groups.items() if names]
+        return "; ".join(parts)
+
+
+def method_variants(methods: Iterable[str]) -> dict[str, dict[str, str]]:
+    return {name_of(method): {"method": method} for method in methods}
+
+
+def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultRow]:
+    """The rows of cells of results.json: one for each metric of a cell that has a number, with its
+    `metric_low` and `metric_high`."""
+    for cell in cells:
+        for metric in metrics:
+            if cell.get(metric) is not None:
+                yield ResultRow(
+                    name_of(cell["method"]),
+                    metric,
+                    cell[metric],
+                    cell["length"],
+                    low=number(cell.get(f"{metric}_low")),
+                    high=number(cell.get(f"{metric}_high")),
+                )
+
+
+def metrics_table(
+    r: ReportedResults,
+    title: str,
+    headings: Mapping[str, str],
+    write: Callable[[ResultRow], Cell],
+    index: Mapping[str, Callable[[ResultRow], str]],
+) -> ReportTable:
+    """A row for each variant and `index`, a column for each metric."""
+    rows = [row for metric in headings for row in r.table.select(metric, where=None)]
+    rows = [row for row in rows if not row.where.startswith("layer")]
+    rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
+    index = {r.noun: lambda row: row.variant, **index}
+    columns = attrgetter("metric")
+    return pivot(title, rows, write, index=index, columns=columns, headings=headings)
+
+
+def write_results(path: Path, results: Sequence[ReportedResults], **first: str) -> None:
+    """results.csv: the rows of all tables, after columns that are `first`."""
+    records = [
+        {
+            **first,
+            **r.place,
+            "variant": row.variant,
+            **r.variants[row.variant],
+            **row._asdict(),
+            **{key: r.facts.get(key) for key in FACTS},
+        }
+        for r in results
+        for row in r.table.rows.values()
+    ]
+    write_table(path, records)
+
+
+def write_table(path: Path, rows: Sequence[Mapping] | pd.DataFrame) -> None:
+    """Write a table as CSV; None and NaN are empty. Whole numbers stay whole where other rows have
+    none."""
+    if not isinstance(rows, pd.DataFrame):
+        rows = pd.DataFrame(list(rows), dtype=object)
+    write_text(path, rows.to_csv(index=False, lineterminator="\n"))
+
+
+def write_clean_json(path: Path, value) -> None:
+    """Write JSON with null for NaN and infinity."""
+    write_text(path, json.dumps(clean(value), indent=1) + "\n")
+
+
+def clean(value, digits: int | None = None):
+    """A value for JSON: None for NaN and infinity, and floats of so many significant digits."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: clean(item, digits) for key, item in value.items()}
+    return [clean(item, digits) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(kw_only=True)
