@@ -1,11 +1,8 @@
 """Figures in one style: a grid of panels with curves and a key, below a title. PNG and SVG, legible
 at column width and without color.
 
-`panels` draws any panels into one figure; `charts.py` makes panels of rows of results.
-
-
-Charts of rows of results (`ResultRow`, or anything with its attributes): each function makes a
-panel, and `figures.panels` draws panels into a figure.
+`panels` draws panels into one figure; the other functions make panels of rows of results
+(`ResultRow`, or anything with its attributes):
 
     panel = length_panel(table.select("nll"), styles_of(names), LengthAxis([64, 256], trained=[64]))
     save(panels([panel], FigureText("Loss by context length")), folder, "nll_by_length")
@@ -289,16 +286,6 @@ def token_axis(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Names at the left of rows 0, 1, ..., and a line at zero."""
-    axes.set_yticks(range(len(names)), names, fontsize=9)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
-    axes.spines["left"].set_visible(False)
-    axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-
-
 def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
     """A dotted vertical line, labelled at a share of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
@@ -559,6 +546,47 @@ def difference_panel(
     return replace(panel, named=False)
 
 
+def rows_panel(
+    names: Sequence[str],
+    curves: Sequence[Curve],
+    *,
+    heading: str = "",
+    x: str = "",
+    marks: Mapping[float, str] | None = None,
+    scales: Callable[[Axes], object] = lambda axes: axes.locator_params(axis="x", nbins=7),
+    row: float = 0.215,
+) -> Panel:
+    """Dots (`dot`) in named rows 0, 1, ... from top to bottom, with a line at zero.
+
+    Args:
+        marks: labels of dotted vertical lines.
+        row: height of each row in inches.
+    """
+
+    def draw(axes: Axes) -> None:
+        scales(axes)
+        axes.set_ylim(len(names) - 0.4, -0.5)
+        axes.set_yticks(range(len(names)), names, fontsize=9)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
+        axes.spines["left"].set_visible(False)
+        axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
+        for at, text in (marks or {}).items():
+            mark(axes, at, text)
+
+    height = 0.5 + row * len(names)
+    return Panel(curves, heading, x=x, scales=draw, named=False, height=height)
+
+
+def dot(
+    at: float, value: float, low: float, high: float, color: str, *, hollow: bool = False, **style
+) -> Curve:
+    """A value with its interval, in row `at`."""
+    style = {"marker": "o", "hollow": hollow, **style}
+    return Curve("", [value], [at], color, [low], [high], across=True, **style)
+
+
 def dots_panel(
     rows: Sequence[ResultRow],
     styles: Styles,
@@ -573,29 +601,18 @@ def dots_panel(
         band: ± it is shaded, and the scale is linear inside and logarithmic outside.
         shared: all rows of the panels that have a common scale.
     """
-    curves = [
-        Curve(
-            "",
-            x=[row.value],
-            y=[at],
-            color=styles[row.variant].color,
-            low=[row.low],
-            high=[row.high],
-            across=True,
-            marker=styles[row.variant].marker,
-            size=5.5,
-            hollow=math.isnan(row.low),
-        )
-        for at, row in enumerate(rows)
-    ]
-
-    def scales(axes: Axes) -> None:
-        set_scale(axes, "x", ends_of([*rows, *shared]), band)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        name_rows(axes, [styles[row.variant].label(row.variant) for row in rows])
-
-    height = 0.215 * len(rows) + 0.55
-    return Panel(curves, heading, scales=scales, named=False, height=height)
+    curves = []
+    for at, row in enumerate(rows):
+        color, marker, _ = styles[row.variant]
+        point = math.isnan(row.low)
+        ends = (row.value, row.low, row.high)
+        curves.append(dot(at, *ends, color, marker=marker, size=5.5, hollow=point))
+    return rows_panel(
+        [styles[row.variant].label(row.variant) for row in rows],
+        curves,
+        heading=heading,
+        scales=lambda axes: set_scale(axes, "x", ends_of([*rows, *shared]), band),
+    )
 
 
 def ends_of(rows: Iterable[ResultRow]) -> list[float]:
@@ -622,25 +639,17 @@ def heat_map(
     places = list(names)
 
     def draw(axes: Axes) -> None:
+        shades = np.full((len(places), len(lengths)), np.nan)
         for row in rows:
-            left = lengths.index(row.length)
-            low = places.index(row.at)
-            x = [left, left + 1, left + 1, left]
-            y = [low, low, low + 1, low + 1]
-            axes.fill(x, y, color=colormaps[SHADES](row.value))
-            axes.text(
-                left + 0.5,
-                low + 0.5,
-                f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})",
-                fontsize=7.5,
-                color="white" if row.value < 0.5 else INK,
-                ha="center",
-                va="center",
-            )
+            at = (places.index(row.at), lengths.index(row.length))
+            shades[at] = row.value
+            color = "white" if row.value < 0.5 else INK
+            text = f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})"
+            axes.text(*at[::-1], text, fontsize=7.5, color=color, ha="center", va="center")
+        axes.imshow(shades, SHADES, vmin=0, vmax=1, aspect="auto", origin="lower")
         axes.grid(visible=False)
-        axes.set(xlim=(0, len(lengths)), ylim=(0, len(places)))
-        axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{n:,}" for n in lengths])
-        axes.set_yticks(np.arange(len(places)) + 0.5, names.values())
+        axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
+        axes.set_yticks(range(len(places)), names.values())
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         if down:
