@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -225,21 +226,52 @@ class EvaluationReport:
     def write(self, folder: Path) -> list[Path]:
         """Write the numbers, figures, report.md and report.html into `folder`; returns the files
         that a user reads first: the report, the figures, the numbers."""
-        numbers = self.write_numbers(folder)
-        drawn = [save(figure, folder, name) for name, figure in self.figures.items()]
-        captions = [file.stem.replace("_", " ").capitalize() for file in drawn]
-        pictures = [
-            picture(file.name, caption, f"{self.title}: {caption}")
-            for file, caption in zip(drawn, captions, strict=True)
-        ]
-        sections = {
-            "Results": [*self.tables, *pictures, *self.more_tables],
+        charts = []
+        for name, figure in self.figures.items():
+            caption = name.replace("_", " ").capitalize()
+            charts.append(Chart(name, figure, caption, f"{self.title}: {caption}"))
+        sections: dict[str, Sequence[Block]] = {
+            "Results": [*self.tables, *charts, *self.more_tables],
             "Notes": [plain_text(line) for line in (*self.caveats, *self.details)],
         }
-        text = markdown(self.title, [self.verdict], sections, DOWNLOADS)
-        write_text(folder / "report.html", page(text, folder))
-        write_text(folder / "report.md", text)
-        return [folder / "report.html", *drawn, *numbers]
+        pages, drawn = write_pages(folder, self.title, [self.verdict], sections, DOWNLOADS)
+        return [pages[0], *drawn, *self.write_numbers(folder)]
+
+
+class Chart(NamedTuple):
+    """A figure of a report. `file`: its path without suffix, relative to the report; `alt`: the
+    text for those who cannot see it."""
+
+    file: str
+    figure: Figure
+    caption: str
+    alt: str
+
+
+Block = str | ReportTable | Chart  # Markdown, a table or a figure of a section
+
+
+def write_pages(
+    folder: Path,
+    title: str,
+    lead: Sequence[str],
+    sections: Mapping[str, Sequence[Block]],
+    downloads: Mapping[str, str],
+) -> tuple[list[Path], list[Path]]:
+    """Write report.html and report.md with their figures; returns the pages and the figures."""
+    drawn = []
+    blocks: dict[str, list[str | ReportTable]] = {heading: [] for heading in sections}
+    for heading, own in sections.items():
+        for block in own:
+            if isinstance(block, Chart):
+                file = folder / block.file
+                drawn.append(save(block.figure, file.parent, file.name))
+                block = picture(f"{block.file}.png", block.caption, block.alt)
+            blocks[heading].append(block)
+    text = markdown(title, lead, blocks, downloads)
+    write_text(folder / "report.html", page(text, folder))
+    write_text(folder / "report.md", text)
+    return [folder / "report.html", folder / "report.md"], drawn
 
 
 def caveats(

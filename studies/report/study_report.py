@@ -13,7 +13,6 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from data.files import write_text
 from data.preparation.summary import FEW_BELOW
 from evaluation.reports.diagnostic_report import (
     attention_figure,
@@ -27,13 +26,10 @@ from evaluation.reports.document import (
     TableCell,
     counted,
     listed,
-    markdown,
-    page,
-    picture,
     plain_text,
     slug,
 )
-from evaluation.reports.figures import FigureText, Styles, save, styles_of
+from evaluation.reports.figures import FigureText, Styles, styles_of
 from evaluation.reports.loss_report import (
     LossResults,
     details,
@@ -49,7 +45,7 @@ from evaluation.reports.loss_report import (
     read_gain_table,
     verdict,
 )
-from evaluation.reports.report import ReportedResults, write_results
+from evaluation.reports.report import Block, Chart, ReportedResults, write_pages, write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.statistics.intervals import CLAIM_SEEDS
 from studies.results.stored import Group, StoredStudy, read_study, unfair_comparisons
@@ -163,8 +159,7 @@ METHODS = {
         "and decaying biases ignore it and hold. The net gain and retrieval tasks do show it."
     ),
 }
-Draw = Callable[[ReportedResults, str, Figure, str], str]  # results, name, figure, caption
-Sections = dict[str, list[str | ReportTable]]
+Sections = dict[str, list[Block]]
 
 
 class StudyReport(NamedTuple):
@@ -188,17 +183,6 @@ def write_report(results: dict, folder: Path) -> StudyReport:
             losses.append(stored)
         elif other := read_other(study, name, group):
             others.append(other)
-    pictures: list[Path] = []
-
-    def draw(r: ReportedResults, name: str, figure: Figure, caption: str) -> str:
-        """Save a figure; the names of those of the first evaluation have no prefix."""
-        is_first = r is [*losses, *others][0]
-        prefix = "" if is_first else f"{slug(r.title).replace('-', '_')}_"
-        png = save(figure, folder / "figures", f"{prefix}{name}")
-        pictures.extend([png, png.with_suffix(".svg")])
-        alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
-        return picture(f"figures/{png.name}", caption, alt)
-
     names = [variant.name for variant in study.variants]
     lead = ["No loss evaluation has finished yet."]
     sections: Sections = {}
@@ -207,21 +191,28 @@ def write_report(results: dict, folder: Path) -> StudyReport:
             lead = findings(r)
         else:
             sections[f"Findings ({r.title})"] = [plain_text(line) for line in findings(r)]
-        sections |= _loss_sections(r, draw, loss_styles(r, names))
+        sections |= _loss_sections(r, loss_styles(r, names), is_first=r is losses[0])
     for other in others:
-        sections |= other_section(other, draw, styles_of(names, study.baseline))
+        is_first = not losses and other is others[0]
+        sections |= _other_section(other, styles_of(names, study.baseline), is_first)
     sections["Training"] = [costs(study, group) for group in study.groups]
     sections["Missing results"] = [excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
     lead += [f"Warning: {text}" for text in unfair_comparisons(study.checks)]
-    text = markdown(study.name, [*lead, _extent(study, losses)], sections, DOWNLOADS)
-    files = [folder / name for name in ("report.html", "report.md", "results.csv")]
-    write_text(files[0], page(text, folder))
-    write_text(files[1], text)
-    write_results(files[2], [*losses, *others], study=study.name)
-    table = overview(losses[0]) if losses else None
-    return StudyReport([*files, *pictures], table, findings=lead)
+    extent = _extent(study, losses)
+    files, drawn = write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
+    numbers = folder / "results.csv"
+    write_results(numbers, [*losses, *others], study=study.name)
+    files += [numbers, *drawn, *(png.with_suffix(".svg") for png in drawn)]
+    return StudyReport(files, overview(losses[0]) if losses else None, findings=lead)
+
+
+def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first: bool) -> Chart:
+    """A figure; the names of those of the first evaluation have no prefix."""
+    prefix = "" if is_first else f"{slug(r.title).replace('-', '_')}_"
+    alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
+    return Chart(f"figures/{prefix}{name}", figure, caption, alt)
 
 
 def findings(r: LossResults) -> list[str]:
@@ -255,43 +246,44 @@ def _extent(study: StoredStudy, losses: Sequence[LossResults]) -> str:
     return f"{' · '.join(parts)}."
 
 
-def _loss_sections(r: LossResults, draw: Draw, styles: Styles) -> Sections:
+def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
     """The sections about the losses of one evaluation."""
 
-    def figure(name: str, title: str, note: str, make) -> str:
-        text = FigureText(title, f"{r.title}: {r.sample}", note)
-        return draw(r, name, make(r, text, styles), f"{title}. {note}".strip())
+    def chart(name: str, title: str, note: str, draw: Callable) -> Chart:
+        figure = draw(r, FigureText(title, f"{r.title}: {r.sample}", note), styles)
+        return _chart(r, name, figure, f"{title}. {note}".strip(), is_first)
 
     band = f"Shaded: ±{r.tolerance:g} nats."
     bars = f"Bars: {r.intervals}. " if r.intervals else ""
     thin = "Thin: single seeds." if max(r.seeds.values(), default=0) > 1 else ""
-    by_length = figure("nll_by_length", "NLL by context length", thin, loss_figure)
+    by_length = chart("nll_by_length", "NLL by context length", thin, loss_figure)
     sections: Sections = {
         f"NLL by context length ({r.title})": [by_length, overview(r), read_gain_table(r)]
     }
     if any(map(r.beyond, r.names)):
-        gain = figure("net_gain", "Net gain over truncation", bars + band, gain_figure)
+        gain = chart("net_gain", "Net gain over truncation", bars + band, gain_figure)
         sections[f"Use of longer context ({r.title})"] = [gain, gains(r)]
     if r.table.select("difference"):
         title = f"Difference from {r.baseline}"
         note = f"Hollow: point estimate. {band}"
-        difference = figure("difference", title, note, differences_figure)
+        difference = chart("difference", title, note, differences_figure)
         sections[f"{title} ({r.title})"] = [difference, differences(r)]
     return sections
 
 
-def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
+def _other_section(r: ReportedResults, styles: Styles, is_first: bool) -> Sections:
     """The section about an evaluation other than loss by length."""
     protocol = r.facts["protocol"]
-    title, figure, tables = OTHERS[protocol]
-    blocks: list[str | ReportTable] = list(tables(r))
-    if figure is not None:
+    title, draw, tables = OTHERS[protocol]
+    blocks: list[Block] = list(tables(r))
+    if draw is not None:
         name = protocol.replace("-", "_")
-        blocks.insert(0, draw(r, name, figure(r, styles), f"{title}, means over seeds."))
+        caption = f"{title}, means over seeds."
+        blocks.insert(0, _chart(r, name, draw(r, styles), caption, is_first))
     return {f"{title} ({r.title})": blocks}
 
 
-def _provenance(study: StoredStudy) -> list[str | ReportTable]:
+def _provenance(study: StoredStudy) -> list[Block]:
     text = yaml.safe_dump(study.settings, sort_keys=False, allow_unicode=True)
     blocks = [f"```\n{text}\n```", cells(study)]
     if study.checks.get("data_order") and not unfair_comparisons(study.checks):
