@@ -37,7 +37,7 @@ from run_directory.console import duration
 from studies.claims.claim_results import ClaimVerdict
 from studies.claims.claim_run import Claim
 from studies.claims.claim_settings import QUESTIONS
-from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
+from studies.claims.claim_verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
 
 FIGURE = "figure"
 OVERVIEW = "figures/atlas.png"

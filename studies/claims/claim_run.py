@@ -28,8 +28,7 @@ from studies.claims.claim_results import (
     verdict_of,
 )
 from studies.claims.claim_settings import ClaimSettings
-from studies.claims.expressions import DEFAULTS, values_in
-from studies.claims.verdicts import (
+from studies.claims.claim_verdicts import (
     ALPHA,
     REPRODUCED,
     PrimaryComparison,
@@ -37,6 +36,7 @@ from studies.claims.verdicts import (
     detectable,
     sd_bound,
 )
+from studies.claims.expressions import DEFAULTS, values_in
 from studies.grid import cells_of
 from studies.results.stored import SEED
 from studies.running.plan import PlannedCell
