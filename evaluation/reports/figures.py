@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,7 +33,6 @@ from matplotlib.ticker import (
 )
 
 from data.files import atomic
-from data.sampling.exposure import Exposure
 from evaluation.reports.document import plain, signed
 from evaluation.results_table import ResultRow
 
@@ -318,7 +316,6 @@ def save(
 
 
 BAND = "#999999"
-PER_OCTAVE = 12  # points of a line for each doubling of the context
 SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
 
 
@@ -687,38 +684,3 @@ def set_scale(axes: Axes, which: str, values: Sequence[float], band: float | Non
         axis.set_major_locator(MaxNLocator(5))
     axes.set(**{f"{which}lim": limits})
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-
-
-def shares(counts: np.ndarray, tokens: int, first: int = 0) -> np.ndarray:
-    """The curve of one count (2, n): x = 1, 2, ... tokens of context, and the share of the training
-    tokens at position x − 1 (or with a key at distance x − 1), as means of bins of equal width on a
-    log scale up to the last position trained on. `first`: position of the first count; positions
-    below 0 are left out."""
-    x = np.arange(first, first + len(counts)) + 1.0
-    table = pd.DataFrame({"x": x, "share": counts / max(tokens, 1)})
-    table = table[x > 0]
-    bins = np.floor(PER_OCTAVE * np.log2(table.x))
-    means = table.groupby(bins).mean()
-    last = table[table.share > 0][-1:]
-    means = pd.concat([means, last])
-    return means[means.share > 0].to_numpy().T
-
-
-def exposure_panel(exposure: Exposure, axis: LengthAxis) -> Panel:
-    """A panel over tokens of context: the exposure in training. A line ends at the last trained
-    position."""
-    positions = shares(exposure.positions, exposure.tokens, exposure.first)
-    distances = shares(exposure.distances, exposure.tokens)
-    curves = [
-        Curve("at this position", *positions, COLOURS[0]),
-        Curve("with a key at this distance", *distances, COLOURS[1], dash=DASHED),
-    ]
-
-    def scales(axes: Axes) -> None:
-        axis.apply(axes)
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
-
-    heading = "share of the training tokens; lines end where nothing was trained"
-    return Panel(curves, heading, scales=scales, height=1.7)

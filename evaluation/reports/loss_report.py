@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.figure import Figure
 
-from data.sampling.exposure import Exposure
 from errors import EvaluationError
 from evaluation.reports.document import (
     NONE,
@@ -30,7 +29,6 @@ from evaluation.reports.figures import (
     Styles,
     difference_panel,
     dots_panel,
-    exposure_panel,
     length_panel,
     panels,
     styles_of,
@@ -359,11 +357,8 @@ def details(r: LossResults) -> list[str]:
 # Figures.
 
 
-def loss_figure(
-    r: LossResults, text: FigureText, styles: Styles, exposure: Exposure | None = None
-) -> Figure:
-    """NLL by length, a line per variant, above the differences with their intervals and, if given,
-    how often training used each position."""
+def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
+    """NLL by length, a line per variant, above the differences with their intervals."""
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
     rows = [row for row in r.table.select("nll", seed=None) if row.variant != TRUNCATE]
     levels = []
@@ -382,10 +377,10 @@ def loss_figure(
             heading = f"{r.against}, nats"
             rows = r.table.select("difference")
         shown.append(difference_panel(rows, styles, axis, heading, r.tolerance))
-    return with_exposure(shown, text, axis, exposure, CONTEXT)
+    return panels(shown, text, x=CONTEXT)
 
 
-def position_figure(r: ReportedResults, styles: Styles, exposure: Exposure | None = None) -> Figure:
+def position_figure(r: ReportedResults, styles: Styles) -> Figure:
     """NLL by position, above the gain over truncation."""
     rows = r.table.select("nll_at_positions")
     longest = max(row.until for row in rows)
@@ -402,19 +397,12 @@ def position_figure(r: ReportedResults, styles: Styles, exposure: Exposure | Non
         length_panel(rows, styles, axis, y="NLL, nats per token"),
         difference_panel(gain_rows, styles, axis, heading, r.facts.get("tolerance", 0.02)),
     ]
-    return with_exposure(shown, text, axis, exposure, "tokens seen (log scale)")
+    return panels(shown, text, x="tokens seen (log scale)")
 
 
 def tokens_seen(row: ResultRow) -> float:
     """Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen."""
     return math.sqrt((row.at + 1) * row.until)
-
-
-def with_exposure(
-    shown: list[Panel], text: FigureText, axis: LengthAxis, exposure: Exposure | None, x: str
-) -> Figure:
-    more = [] if exposure is None else [exposure_panel(exposure, axis)]
-    return panels([*shown, *more], text, x=x)
 
 
 def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
@@ -460,12 +448,8 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
 
 
 def loss_report(
-    result: EvaluationResult,
-    analysis: Analysis,
-    name: str = "loss",
-    exposure: Exposure | None = None,
+    result: EvaluationResult, analysis: Analysis, name: str = "loss"
 ) -> EvaluationReport:
-    """The report; `exposure` in training is drawn below the figure."""
     r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
     report = EvaluationReport(
         name=name,
@@ -476,7 +460,7 @@ def loss_report(
         caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
         tables=[overview(r), read_gain_table(r)],
         more_tables=[gains(r)],
-        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r), exposure)},
+        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
         more_records={"targets.json": result.plan.record},
     )
     protocol = result.plan.protocol
@@ -487,7 +471,7 @@ def loss_report(
     if analysis.buckets:
         report.tables = position_tables(r)
         report.more_tables = ()
-        report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r), exposure)}
+        report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r))}
         report.verdict = warning(r) + position_verdict(r)
     return report
 

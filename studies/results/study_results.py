@@ -1,13 +1,14 @@
 """The table of results of one evaluation of a study in one group of its cells.
 
 Losses and task accuracies have intervals over seeds and units together; with fewer than 3 seeds or
-6 units there are only point estimates. All other metrics are means over seeds. The reference of a
+6 units there are only point estimates. All other metrics are means over seeds. What one seed
+of a variant lacks has no number: a mean over the others only would be biased. The reference of a
 variant is the NLL of the same checkpoints as trained, at the trained length L0 and on the same
 targets.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -127,8 +128,8 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
 def variant_losses(method: str, results: Results, facts: dict) -> VariantLosses:
     """The losses of a variant, of the seeds that were measured as trained at the trained length.
 
-    If one seed has no number at a length, the others are dropped too: a mean over the successful
-    seeds only would be biased.
+    If one seed has no number at a length, because it failed or was not measured, the others are
+    dropped too: a mean over the successful seeds only would be biased.
     """
     rows = {
         (seed, row["method"], row["length"]): row
@@ -140,7 +141,10 @@ def variant_losses(method: str, results: Results, facts: dict) -> VariantLosses:
     losses = VariantLosses(seeds=seeds)
     failed = []
     for length in facts["lengths"]:
-        own = {seed: rows[place] for seed in results if (place := (seed, method, length)) in rows}
+        own = {}
+        for seed in results:
+            unmeasured = {"failure": f"not measured for seed {seed}", "exists": True}
+            own[seed] = rows.get((seed, method, length), unmeasured)
         measured = [seed for seed, row in own.items() if row.get("unit_nll") is not None]
         without = [row for seed, row in own.items() if seed not in measured]
         if without:
@@ -149,9 +153,6 @@ def variant_losses(method: str, results: Results, facts: dict) -> VariantLosses:
                 losses.failures[length] += f" (measured for seed {', '.join(measured)})"
             if measured or any(row.get("exists") for row in without):
                 failed.append(length)
-        elif not set(seeds) <= set(measured):
-            losses.failures[length] = "not measured"
-            failed.append(length)
         elif seeds:
             losses.nll[length] = unit_values(own[seed] for seed in seeds)
             bits = [own[seed].get("bits_per_byte") for seed in seeds]
@@ -186,8 +187,7 @@ def missing_of(
     lengths: dict[tuple[str, str], list[str]] = defaultdict(list)
     for label, own in losses.items():
         for length, reason in own.failures.items():
-            if reason != "not measured":
-                lengths[label, reason].append(f"{length:,}")
+            lengths[label, reason].append(f"{length:,}")
     missing = {key: ", ".join(own) for key, own in lengths.items()}
     return missing | dict.fromkeys(excluded.items(), "all")
 
@@ -282,11 +282,16 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         noun="scheme",
         facts=first | {"checkpoint_hash": None},
     )
+    measured = Counter(variant.name for variant, *_ in results)
     for rows in seeds.values():
+        if len(rows) < measured[rows[0].variant]:
+            continue
         mean = float(np.mean([row.value for row in rows]))
         r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
     family = max(1, len(study.variants) * len({length for _, _, length in units}))
     for (variant, metric, length), values in units.items():
+        if len(values) < measured[variant]:
+            continue
         shares = np.array(values)  # (S, D)
         # item i is one of unit i mod D
         counts = np.bincount(np.arange(first["items"]) % shares.shape[1])
