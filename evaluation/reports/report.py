@@ -123,20 +123,32 @@ def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultR
                 )
 
 
+Columns = Mapping[str, tuple[str, str | Callable[[ResultRow], Cell]]]  # heading, format of a metric
+
+
 def metrics_table(
     r: ReportedResults,
     title: str,
-    headings: Mapping[str, str],
-    write: Callable[[ResultRow], Cell],
+    columns: Columns,
     index: Mapping[str, Callable[[ResultRow], str]],
 ) -> ReportTable:
     """A row for each variant and `index`, a column for each metric."""
-    rows = [row for metric in headings for row in r.table.select(metric, where=None)]
+
+    def write(row: ResultRow) -> Cell:
+        _, form = columns[row.metric]
+        return format(row.value, form) if isinstance(form, str) else form(row)
+
+    rows = [row for metric in columns for row in r.table.select(metric, where=None)]
     rows = [row for row in rows if not row.where.startswith("layer")]
     rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
-    index = {r.noun: lambda row: row.variant, **index}
-    columns = attrgetter("metric")
-    return pivot(title, rows, write, index=index, columns=columns, headings=headings)
+    return pivot(
+        title,
+        rows,
+        write,
+        index={r.noun: lambda row: row.variant, **index},
+        columns=attrgetter("metric"),
+        headings={metric: heading for metric, (heading, _) in columns.items()},
+    )
 
 
 def write_results(path: Path, results: Sequence[ReportedResults], **first: str) -> None:
@@ -340,15 +352,21 @@ def basis(result: MeasuredCells) -> dict:
 def report_of(
     result: MeasuredCells,
     record: dict,
-    rows: Callable[[dict], Iterable[ResultRow]],
     name: str,
     title: str,
+    *,
+    rows: Callable[[dict], Iterable[ResultRow]],
+    verdict: Callable[[ReportedResults], str],
+    details: list[str],
+    tables: Callable[[ReportedResults], Sequence[ReportTable]],
+    draw: Callable[[ReportedResults], dict[str, Figure]],
 ) -> EvaluationReport:
-    """The report of a run under its methods, without sentences, tables and figures yet.
+    """The report of a run under its methods.
 
     Args:
         record: of `unit_count` independent units of the kind `unit`.
-        rows: the long table of a record.
+        rows: the table of results of a record.
+        tables: the first one and the others.
     """
     r = ReportedResults(
         title=result.subject.name,
@@ -356,9 +374,15 @@ def report_of(
         facts=record,
         table=ResultsTable(rows(record)),
     )
+    first, *others = tables(r)
     return EvaluationReport(
         name=name,
         title=f"{title} {r.title}",
         results=r,
+        verdict=verdict(r),
+        details=details,
         caveats=caveats(record["unit_count"], record["unit"], {"": result}),
+        tables=[first],
+        more_tables=others,
+        draw=lambda: draw(r),
     )
