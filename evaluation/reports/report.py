@@ -238,6 +238,7 @@ class EvaluationReport:
     def write(self, folder: Path) -> list[Path]:
         """Write the numbers, figures, report.md and report.html into `folder`; returns the files
         that a user reads first: the report, the figures, the numbers."""
+        numbers = self.write_numbers(folder)
         charts = []
         for name, figure in self.figures.items():
             caption = name.replace("_", " ").capitalize()
@@ -247,7 +248,7 @@ class EvaluationReport:
             "Notes": [plain_text(line) for line in (*self.caveats, *self.details)],
         }
         pages, drawn = write_pages(folder, self.title, [self.verdict], sections, DOWNLOADS)
-        return [pages[0], *drawn, *self.write_numbers(folder)]
+        return [pages[0], *drawn, *numbers]
 
 
 class Chart(NamedTuple):
