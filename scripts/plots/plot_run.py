@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.reports.figures import save
-from evaluation.reports.results_files import write_table
+from evaluation.reports.report import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main

@@ -17,7 +17,7 @@ from data.files import canonical_hash, write_text
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.protocols import settings_class
-from evaluation.reports.text import counted
+from evaluation.reports.document import counted
 from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
 from model import ModelError
 from run_directory.parent_run import read_run_settings

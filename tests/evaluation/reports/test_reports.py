@@ -10,13 +10,12 @@ import pytest
 
 from evaluation.reports import diagnostic_report
 from evaluation.reports.document import ReportTable
-from evaluation.reports.loss_report import loss_report
-from evaluation.reports.position_report import tokens_seen
-from evaluation.reports.reported_results import ReportedResults, method_variants
+from evaluation.reports.loss_report import loss_report, tokens_seen
+from evaluation.reports.report import ReportedResults, method_variants
 from evaluation.reports.task_report import task_report
 from evaluation.results_table import ResultsTable
 from evaluation.scoring.methods import name_of
-from evaluation.statistics.analysis import analyze
+from evaluation.statistics.loss_table import analyze
 from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import assert_shows, close, labelled, levels, named
 from tests.evaluation.tasks.test_session import answered, retriever

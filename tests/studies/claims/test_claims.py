@@ -48,7 +48,7 @@ def claims(write_study, tmp_path, monkeypatch):
     """Run claims in an empty folder, which is no repository. Models of three updates pass for
     trained."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", -9)
+    monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", -9)
 
     def run(text: str, *options: object) -> tuple[int, Path]:
         file = write_study(text)
@@ -131,7 +131,7 @@ def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
 @pytest.mark.parametrize(("at_most", "undertrained"), [(1, -9), (9, 0.5)])
 def test_runs_that_have_not_learned_are_inconclusive(claims, at_most, undertrained, monkeypatch):
     """By the condition of the claim, or because they are hardly better than a unigram model."""
-    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", undertrained)
+    monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", undertrained)
     _, file = claims(CLAIM.replace("at_most: 9", f"at_most: {at_most}"))
     folder = Path("runs/claims/tiny")
     settings = load_settings(ClaimSettings, [str(file)])

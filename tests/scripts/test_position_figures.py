@@ -5,26 +5,49 @@ from typing import Literal
 
 import pytest
 
-from evaluation.schemes import scheme_figures as drawings
-from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
-from tests.artists import assert_text_is_readable, ends
+from scripts.plots import plot_positions
+from scripts.plots.plot_positions import FIGURES, FigureRequest
+from tests.artists import assert_text_is_readable, close, ends, labelled, lines, points
+
+REQUEST = FigureRequest(8, 4, 300, thetas=[100.0, 1e4], factor=4.0, distance=20, tokens=5, head=1)
 
 
 def column(drawing, value: str, **where) -> list:
     """The values of a column in the rows where others have given values."""
-    at = drawing.columns.index
-    return [
-        row[at(value)] for row in drawing.rows if all(row[at(k)] == v for k, v in where.items())
-    ]
+    _, table = drawing
+    for key, wanted in where.items():
+        table = table[table[key] == wanted]
+    return table[value].tolist()
+
+
+@pytest.mark.parametrize(
+    "name, panel, label, x, y",
+    [
+        ("inner_product", "features", None, "distance", "inner_product"),
+        ("decay", "panel", "scheme", "distance", "bound"),
+        ("angles", "scheme", "pair", "distance", "angle_radians"),
+        ("biases", None, "scheme", "distance", "against_distance_0"),
+        ("methods", None, "method", "pair", "frequency_ratio"),
+    ],
+)
+def test_lines_match_their_tables(name, panel, label, x, y):
+    figure, table = FIGURES[name](REQUEST)
+    table = table.dropna(subset=y)
+    panels = table.groupby(panel, sort=False) if panel else [("", table)]
+    for axes, (_, rows) in zip(figure.axes, panels, strict=True):
+        drawn = labelled(axes) if label else {"": points(lines(axes)[0])}
+        curves = rows.groupby(label, sort=False) if label else [("", rows)]
+        assert len(drawn) == len(curves)
+        for line, curve in curves:
+            close(drawn[f"pair {line}" if label == "pair" else line], curve[x], curve[y])
 
 
 def test_encodings_match_source_document():
     """Four tokens of two ones each. The document prints additions without the token for the first
     five."""
-    drawing = drawings.encodings(FigureRequest(tokens=4))
+    drawing = plot_positions.encodings(FigureRequest(tokens=4))
     printed = {
         "integer": [0, 0, 1, 1, 2, 2, 3, 3],
         "unit_interval": [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75],
@@ -50,7 +73,7 @@ def test_encodings_match_source_document():
 
 
 def test_inner_products_are_sums_of_cosines():
-    drawing = drawings.inner_product(FigureRequest(SchemeShape(dim=10), thetas=[70.0], distance=9))
+    drawing = plot_positions.inner_product(FigureRequest(dim=10, thetas=[70.0], distance=9))
     distances = column(drawing, "distance", features=10)
     assert distances == list(range(-9, 10))
     frequencies = [70 ** (-2 * k / 10) for k in range(5)]
@@ -65,13 +88,13 @@ def test_decay_matches_independent_sum():
     """Computed for 128 features and base 10,000 outside of this project."""
     distances = [0, 1, 2, 5, 10, 20, 50, 100, 128, 256]
     known = [32.5, 31.5382, 28.956, 20.8454, 17.9541, 15.2424, 12.6295, 10.2273, 9.2729, 6.5431]
-    values = column(drawings.decay(FigureRequest()), "bound", scheme="rope, base 10,000")
+    values = column(plot_positions.decay(FigureRequest()), "bound", scheme="rope, base 10,000")
     assert len(values) == 257
     assert [values[distance] for distance in distances] == pytest.approx(known, abs=6e-5)
 
 
 def test_angles_match_he_xu():
-    drawing = drawings.angles(FigureRequest())
+    drawing = plot_positions.angles(FigureRequest())
     before = column(drawing, "angle_radians", scheme="rope", pair=0)
     # their text, on distances 6 and 7
     assert before[5] == 6
@@ -98,12 +121,12 @@ def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, lengt
     turns = math.log(length / (2 * math.pi))
     pairs = min(dim // 2, math.ceil(dim / 2 * turns / math.log(theta)))
     assert rotated_pairs in (None, pairs)
-    drawing = drawings.wavelengths(
-        FigureRequest(SchemeShape(dim=dim, train_length=length), thetas=[theta])
+    drawing = plot_positions.wavelengths(
+        FigureRequest(dim=dim, train_length=length, thetas=[theta])
     )
     whole = column(drawing, "whole_turn")
     assert whole == [True] * pairs + [False] * (dim // 2 - pairs)
-    assert f": {dim // 2 - pairs} of {dim // 2}" in ends(drawing.figure.axes[0])[0].name
+    assert f": {dim // 2 - pairs} of {dim // 2}" in ends(drawing[0].axes[0])[0].name
     expected = [2 * math.pi * theta ** (2 * k / dim) for k in range(dim // 2)]
     assert column(drawing, "wavelength_tokens") == pytest.approx(expected, rel=1e-12)
 
@@ -128,7 +151,7 @@ class Added(PositionalScheme):
 
 def test_registered_scheme_appears_in_figures(monkeypatch):
     monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Added))
-    drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=4, train_length=50), head=1))
+    drawing = plot_positions.biases(FigureRequest(dim=8, heads=4, train_length=50, head=1))
     assert "added root_again" not in column(drawing, "scheme")
     for label, power in (("added root", 0.5), ("added square", 2)):
         drawn = biases(drawing, label)
@@ -136,7 +159,7 @@ def test_registered_scheme_appears_in_figures(monkeypatch):
 
 
 def test_methods_match_frequency_formulas():
-    drawing = drawings.methods(FigureRequest(SchemeShape(dim=16, train_length=512), factor=4.0))
+    drawing = plot_positions.methods(FigureRequest(dim=16, train_length=512, factor=4.0))
     turns = [512 * 10_000 ** (-k / 8) / (2 * math.pi) for k in range(8)]
     kept = [min(max((turn - 1) / 3, 0), 1) for turn in turns]
     expected = {
@@ -149,15 +172,13 @@ def test_methods_match_frequency_formulas():
     for method, ratios in expected.items():
         found = column(drawing, "frequency_ratio", method=method)
         assert found == pytest.approx(ratios, rel=1e-12)
-    assert any("longrope" in text.get_text() for text in drawing.figure.texts)
+    assert any("longrope" in text.get_text() for text in drawing[0].texts)
 
 
 REQUESTS = {
     "usual": FigureRequest(),
-    "small": FigureRequest(
-        SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0
-    ),
-    "large": FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5),
+    "small": FigureRequest(8, 3, 300, thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
+    "large": FigureRequest(64, 12, 5000, thetas=[100.0, 1e4, 5e5], factor=1.5),
 }
 
 
@@ -174,4 +195,4 @@ REQUESTS = {
     ],
 )
 def test_text_does_not_overlap_or_leave_the_figure(name, request_name):
-    assert_text_is_readable(FIGURES[name](REQUESTS[request_name]).figure)
+    assert_text_is_readable(FIGURES[name](REQUESTS[request_name])[0])

@@ -125,13 +125,10 @@ def p_value(primaries: Sequence[PrimaryComparison]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[bool]:
     """Which verdicts hold simultaneously at level 1 − ALPHA (Holm 1979)."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    survives = [False] * len(p_values)
-    for rank, i in enumerate(order):
-        if p_values[i] > ALPHA / (len(p_values) - rank):
-            break
-        survives[i] = True
-    return survives
+    ordered = np.sort(p_values)
+    hold = ordered <= ALPHA / (len(ordered) - np.arange(len(ordered)))
+    failed = ordered[~hold][:1]  # the smallest that does not hold, and all above it
+    return [bool((p < failed).all()) for p in p_values]
 
 
 def detectable(seeds: int, primaries: int) -> float:

@@ -1,4 +1,4 @@
-"""Numbers of positional schemes without a model: encodings, angles, decays, wavelengths, biases.
+"""Numbers of positional schemes without a model: encodings, decays, frequencies, biases.
 
 Every number is computed through the interface of the registered schemes, so that new schemes are
 included.
@@ -6,7 +6,7 @@ included.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,7 +14,6 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from errors import EvaluationError
 from model import ModelError, TokenPositions
 from model.position import (
     SCHEMES,
@@ -31,16 +30,33 @@ SEED = 0  # of random parameters
 
 
 @dataclass(frozen=True)
-class SchemeShape:
-    """The model that schemes are built for: features of a head, heads, trained length."""
+class FigureRequest:
+    """What the figures are of.
+
+    Attributes:
+        dim: features of a head.
+        heads: of the biases; `head` is drawn.
+        train_length: L0.
+        thetas: bases; figures of one base use the first.
+        factor: methods are shown for this many times the trained length.
+        distance: the longest distance of inner products and decay.
+        tokens: number of encodings.
+    """
 
     dim: int = 128
     heads: int = 8
     train_length: int = 2048
+    thetas: Sequence[float] = (10_000.0, 500_000.0)
+    factor: float = 8.0
+    distance: int = 256
+    tokens: int = 8
+    head: int = 3
 
-    @property
-    def geometry(self) -> HeadGeometry:
-        return HeadGeometry(
+    def build(self, name: str, **settings: Any) -> PositionalScheme:
+        """A scheme with its parameters initialized as in training. Raises ValidationError for
+        settings that are missing, ModelError for those that do not fit the geometry."""
+        settings_class, position_class = SCHEMES[name]
+        geometry = HeadGeometry(
             dim=self.dim,
             heads=self.heads,
             head_dim=self.dim,
@@ -49,31 +65,24 @@ class SchemeShape:
             kv_heads=self.heads,
             scale=self.dim**-0.5,
         )
+        scheme = position_class(settings_class(name=name, **settings), geometry)
+        scheme.initialize(torch.Generator().manual_seed(SEED), 1.0)
+        return scheme.double()
 
+    def frequencies(self, name: str, theta: float) -> Tensor:
+        """(R,) float64 radians per token by which a scheme rotates pairs in a sequence of `factor`
+        times the trained length."""
+        scheme = self.build(name, theta=theta)
+        return scheme.frequencies(scheme.stretch(math.ceil(self.factor * self.train_length)))[0]
 
-def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
-    """The scheme of these settings, `name` among them, with its parameters initialized as in
-    training.
-
-    Raises:
-        EvaluationError: unknown scheme, or invalid settings.
-        ModelError: settings that do not fit the shape.
-    """
-    name = choice.get("name")
-    if name not in SCHEMES:
-        raise EvaluationError(
-            f"unknown positional scheme {name!r}; choose one of {', '.join(SCHEMES)}"
-        )
-    settings_class, position_class = SCHEMES[name]
-    try:
-        settings = settings_class.model_validate(choice)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise EvaluationError(f"scheme '{name}': {key}: {first['msg']}") from None
-    scheme = position_class(settings, shape.geometry)
-    scheme.initialize(torch.Generator().manual_seed(SEED), 1.0)
-    return scheme.double()
+    def rotations(self) -> dict[str, Tensor]:
+        """Frequencies of every registered scheme that rotates pairs at fixed ones, with the first
+        base."""
+        return {
+            name: self.frequencies(name, self.thetas[0])
+            for name, (settings, position) in SCHEMES.items()
+            if issubclass(position, Rope) and "theta" in settings.model_fields
+        }
 
 
 def forms(
@@ -96,44 +105,38 @@ def forms(
                 yield str(value), {key: value}
 
 
-def distinct(labelled: list[tuple[str, str, Tensor]]) -> dict[str, int]:
-    """Labels and indices of those of (name, form, values) that differ.
+def distinct(labelled: list[tuple[str, str, Tensor]]) -> dict[str, Tensor]:
+    """Those of (name, form, values) that differ, by label.
 
     The label includes the form if a name has several; names with equal values share a label, `ntk =
     dynamic`.
     """
     names: dict[int, dict[str, None]] = {}  # index of the first of equal values -> their names
     for n, (name, _, values) in enumerate(labelled):
-        equal = [k for k in names if _are_equal(labelled[k][2], values)]
-        first = equal[0] if equal else n
-        names.setdefault(first, {})[name] = None
+        equal = [k for k in names if torch.allclose(labelled[k][2], values, rtol=1e-12, atol=1e-12)]
+        names.setdefault(equal[0] if equal else n, {})[name] = None
     firsts = Counter(labelled[n][0] for n in names)
-    labels = {}
+    found = {}
     for n, (name, *others) in names.items():
         label = f"{name} {labelled[n][1]}" if firsts[name] > 1 else name
-        labels[" = ".join([label, *others])] = n
-    return labels
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+        found[" = ".join([label, *others])] = labelled[n][2]
+    return found
 
 
 @torch.no_grad()
 def plan_of(
-    scheme: PositionalScheme, tokens: int, queries: int | None = None
+    scheme: PositionalScheme, tokens: int, queries: int
 ) -> tuple[AttentionContext, AttentionPlan] | None:
     """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `queries`; None for a
     scheme that depends on the layer's input."""
     positions = TokenPositions.plain(tokens)
-    heads = scheme.geometry.heads
     scheme.check(positions)
     context = AttentionContext(
         new=positions,
-        queries=positions.last(queries or tokens),
+        queries=positions.last(queries),
         keys=positions,
         batch=1,
-        heads=heads,
+        heads=scheme.geometry.heads,
         device=torch.device("cpu"),
         tables=scheme.tables(positions, torch.float64),
         window=scheme.settings.window,
@@ -144,25 +147,18 @@ def plan_of(
 
 
 @torch.no_grad()
-def encodings(choice: dict[str, Any], tokens: int) -> Tensor:
+def encodings(name: str, tokens: int) -> Tensor:
     """(tokens, 2) or more features: a token of ones encoded at 0, 1, 2, ..., through the scheme's
     embedding and its keys, with as few features as the scheme supports."""
-    error: Exception = EvaluationError(
-        f"scheme '{choice.get('name')}' depends on content and has no encoding"
-    )
     for dim in range(2, 2 + tokens.bit_length()):  # binary requires a feature per bit
         try:
-            scheme = build(choice, SchemeShape(dim=dim, heads=1, train_length=tokens))
-            planned = plan_of(scheme, tokens)
-        except ModelError as refused:
-            error = refused
+            scheme = FigureRequest(dim=dim, heads=1, train_length=tokens).build(name)
+            context, plan = plan_of(scheme, tokens, tokens)
+        except ModelError:
             continue
-        if planned is None:
-            break
-        context, plan = planned
         x = torch.ones(1, tokens, dim, dtype=torch.float64)
         return plan.write(scheme.embed(x, context.tables, context.new)[:, None])[0, 0]
-    raise error
+    raise ModelError(f"scheme '{name}' encodes no {tokens} positions")
 
 
 @torch.no_grad()
@@ -170,28 +166,11 @@ def inner_products(theta: float, dim: int, distances: Tensor) -> Tensor:
     """p_n·p_(n+d) of sinusoidal embeddings of `dim` features, for whole distances d of either
     sign."""
     reach = int(distances.abs().max())
-    scheme = build({"name": "sinusoidal", "theta": theta}, SchemeShape(dim=dim, heads=1))
+    scheme = FigureRequest(dim=dim, heads=1).build("sinusoidal", theta=theta)
     positions = TokenPositions.plain(2 * reach + 1)
     zero = torch.zeros(1, 2 * reach + 1, dim, dtype=torch.float64)
     table = scheme.embed(zero, scheme.tables(positions, torch.float64), positions)[0]
     return table[reach + distances] @ table[reach]
-
-
-def frequencies(scheme: PositionalScheme, length: int) -> Tensor:
-    """(R,) float64 radians per token by which the scheme rotates pairs in a sequence of `length`
-    tokens.
-
-    Raises:
-        EvaluationError: the scheme has no fixed frequencies.
-    """
-    if not isinstance(scheme, Rope):
-        able = ", ".join(
-            name for name, (_, position) in SCHEMES.items() if issubclass(position, Rope)
-        )
-        raise EvaluationError(
-            f"scheme '{scheme.settings.name}' has no fixed frequencies; choose one of {able}"
-        )
-    return scheme.frequencies(scheme.stretch(length))[0]
 
 
 def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
@@ -203,11 +182,6 @@ def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
     angles = distances.double()[:, None] * frequencies
     turned = torch.polar(torch.ones_like(angles), angles)
     return turned.cumsum(-1).abs().mean(-1)
-
-
-def wavelengths(scheme: PositionalScheme, length: int) -> Tensor:
-    """(R,) wavelength of each pair in tokens, infinite without rotation."""
-    return 2 * math.pi / frequencies(scheme, length)
 
 
 @torch.no_grad()
@@ -233,6 +207,30 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
     return by_key.flip(-1)
 
 
+def biases(request: FigureRequest) -> dict[str, tuple[Tensor, bool]]:
+    """The biases (H, train_length + 1) of every registered scheme that has some, in each of its
+    forms, and whether they are random initial values."""
+    found = []
+    random = {}
+    for name, (settings, _) in SCHEMES.items():
+        for form, keys in forms(settings, PositionSettings):
+            try:
+                scheme = request.build(name, **keys)
+                values = (
+                    bias(scheme, 1)
+                    if bias(scheme, 1) is None
+                    else bias(scheme, request.train_length)
+                )
+            except (ValidationError, ModelError):  # requires settings, or ends before the length
+                continue
+            if values is not None:
+                found.append((name, form, values))
+                random[name] = len(list(scheme.parameters())) > 0
+    return {
+        label: (values, random[label.split(" ")[0]]) for label, values in distinct(found).items()
+    }
+
+
 def spaced(longest: int) -> Tensor:
     """Distances from 0 to `longest`: all of the first, then 32 to each doubling, the points of a
     log axis."""
@@ -242,50 +240,21 @@ def spaced(longest: int) -> Tensor:
     return torch.cat([torch.tensor([0, longest]), steps]).unique()
 
 
-def biased(shape: SchemeShape, longest: int) -> dict[str, PositionalScheme]:
-    """Every registered scheme with a positional bias, in each of its forms, as initialized."""
-    schemes = []
-    biases = []
-    for name, (settings, _) in SCHEMES.items():
-        for form, keys in forms(settings, PositionSettings):
-            try:
-                scheme = build({"name": name, **keys}, shape)
-                values = None if bias(scheme, 1) is None else bias(scheme, longest)
-            except (EvaluationError, ModelError):  # requires settings, or ends before `longest`
-                continue
-            if values is not None:
-                schemes.append(scheme)
-                biases.append((name, form, values))
-    return {label: schemes[n] for label, n in distinct(biases).items()}
-
-
-def rotations(theta: float, shape: SchemeShape) -> dict[str, PositionalScheme]:
-    """Every registered scheme that rotates pairs at fixed frequencies, with this base."""
-    return {
-        name: build({"name": name, "theta": theta}, shape)
-        for name, (settings, position) in SCHEMES.items()
-        if issubclass(position, Rope) and "theta" in settings.model_fields
-    }
-
-
-def methods(
-    plain: Tensor,
-    stretch: float,
-    length: int,
-) -> tuple[dict[str, Tensor], list[str]]:
-    """(R,) frequencies under each scaling method, in each of its forms, for sequences of
-    stretch·length tokens; and the names of the methods that require settings."""
+def methods(plain: Tensor, request: FigureRequest) -> tuple[dict[str, Tensor], list[str]]:
+    """(R,) frequencies under each scaling method, in each of its forms, for sequences of `factor`
+    times the trained length; and the names of the methods that require settings."""
     spectra: list[tuple[str, str, Tensor]] = []
     left_out = []
+    length = request.train_length
     for method_class in get_args(get_args(AnyScaling)[0]):
         name = method_class.model_fields["name"].default
         for form, keys in forms(method_class, Scaling):
             try:
-                method = method_class.model_validate({"name": name, **keys})
+                method = method_class(name=name, **keys)
             except ValidationError:
                 left_out.append(name)
                 continue
-            s = method.stretch(math.ceil(stretch * length), length)
+            s = method.stretch(math.ceil(request.factor * length), length)
             scaled, *_ = method.frequencies(plain, s, length)
             spectra.append((name, form, scaled))
-    return {label: spectra[n][2] for label, n in distinct(spectra).items()}, left_out
+    return distinct(spectra), left_out
