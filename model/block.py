@@ -14,13 +14,13 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
-from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.attention.softmax import KeyMixer
-from model.fast.biased import NAMESPACE
-from model.mixers.base import AttentionPass, LayerKind
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import AttentionPass, LayerKind
+from model.mixers.softmax import KeyMixer
 from model.model_settings import Activation, ModelSettings
+from model.sharding import GatheredKeys, ShardedWindow
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten

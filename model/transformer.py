@@ -17,17 +17,15 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import mask_dtype
-from model.attention.sharding import ContextShard, ShardedWindow
-from model.attention.softmax import Attention
 from model.block import Block, Checkpointing
 from model.cache import Cache, CacheIndex
 from model.carried_state import CarriedState
-from model.fast.joined_weights import joined_layers, store_joined
 from model.loss import OutputHead, summed_nll, token_nll
-from model.mixers.base import AttentionPass, Modifiers
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import AttentionPass
 from model.model_settings import ModelSettings, check_override
 from model.position import SCHEMES, AttentionContext, PositionalScheme
+from model.sharding import ContextShard, ShardedWindow
 from model.token_positions import TokenPositions
 
 
@@ -176,7 +174,7 @@ class Transformer(nn.Module):
         kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
-            modifiers = [Modifiers(kinds[name]) for name in settings.layer_kinds]
+            modifiers = [kinds[name].modifiers() for name in settings.layer_kinds]
         transfer_parameters(self.position, schemes)
         for block, modifier in zip(self.blocks, modifiers, strict=True):
             transfer_parameters(block.attention.position, modifier)
@@ -200,21 +198,6 @@ class Transformer(nn.Module):
             return
         for block in self.blocks:
             block.compile(**options)
-
-    def pack(self) -> Transformer:
-        """Store the weights as decoding reads them fastest: weights with the same input in one
-        matrix, which is transposed on a CPU. Parameters keep their names, shapes and values; they
-        become views. Moving, casting or copying the model undoes it.
-
-        Models decode equally fast without it, with a copy of the weights during a generation.
-        """
-        if self.head is not None:
-            store_joined([self.head])
-        for block in self.blocks:
-            if isinstance(block.attention, Attention):
-                for linears in joined_layers(block):
-                    store_joined(linears)
-        return self
 
     def make_cache(
         self,

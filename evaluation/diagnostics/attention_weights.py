@@ -15,8 +15,7 @@ from torch import Tensor
 from model import TokenPositions, Transformer
 from model.attention.explicit import AttentionDetails, attention_details
 from model.attention.kernels import AttentionHook
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
 REACH = 0.9  # of the mass

@@ -8,8 +8,7 @@ import torch
 from errors import EvaluationError
 from model import TokenPositions, Transformer
 from model.attention.kernels import choose
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
 # kernel.

@@ -10,8 +10,8 @@
 - ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
   CPU, sink logits, entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
 
-or one of their faster forms in `model/fast`: ``single`` (one query per row) and ``biased``
-(gradients of learned biases by distance and differences of sums, on a CPU).
+or one of their faster forms: ``single`` (`explicit.py`; one query per row) and ``biased``
+(`biased.py`; gradients of learned biases by distance and differences of sums, on a CPU).
 
 ``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
 with it.
@@ -24,13 +24,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.attention.explicit import attention_details, explicit_attend
+from model.attention.biased import biased_attend
+from model.attention.explicit import attention_details, explicit_attend, single_attend
 from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
-from model.attention.mask import PRECISE, AttentionMask, AttentionView
+from model.attention.mask import PRECISE, SOFTMAX, AttentionMask, AttentionView, Normalizer
 from model.attention.sdpa import blocks_attend, causal_attend, merged_attend
-from model.attention.weights import SOFTMAX, Normalizer
-from model.fast.biased import biased_attend
-from model.fast.single_query import single_attend
 
 KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "merged", "explicit", "dense")
 ONE_VIEW = {

@@ -8,8 +8,7 @@ import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
 from model import ModelError
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 from tests.model.alone import bias_of, normal, scheme_of
 from tests.model.test_scaling import spectrum
 from tests.model.zoo import D, G, H, T, build, close, ids

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from model import TokenPositions
-from model.mixers.base import AttentionPass
 from model.mixers.linear import positive
+from model.mixers.mixer import AttentionPass
 from tests.model.alone import context_of, normal
 from tests.model.zoo import C, D, G, H, build, close, ids
 
