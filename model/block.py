@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
 from model.mixers import MIXERS
-from model.mixers.mixer import AttentionPass, LayerKind
+from model.mixers.mixer import AttentionPass, LayerKind, Mixer
 from model.mixers.softmax import KeyMixer
 from model.model_settings import Activation, ModelSettings
 from model.sharding import GatheredKeys, ShardedWindow
@@ -88,7 +88,7 @@ class Block(nn.Module):
     def __init__(self, s: ModelSettings, kind: LayerKind):
         super().__init__()
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.attention = MIXERS[kind.mixer.name][1](kind)
+        self.attention: Mixer = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = GatedMLP(s.dim, s.ffn_dim, s.mlp_bias, s.activation)
         self.norm_placement = kind.norm_placement
@@ -105,6 +105,11 @@ class Block(nn.Module):
         self.scale = nn.Parameter(torch.empty(1)) if s.layer_scale else None
         self.checkpointing: Checkpointing = "none"
         self._compiled: Callable[..., Tensor] | None = None
+
+    @property
+    def mixer(self) -> Mixer:
+        """The token mixer, whose weights are stored as those of `attention`."""
+        return self.attention
 
     @property
     def is_isolated(self) -> bool:
@@ -164,7 +169,7 @@ class Block(nn.Module):
         if window is None:
             (only,) = passes
             return self._layer(x, only, layer_cache, hook)
-        gathered = self.attention.sharded_cache(window)
+        gathered = self.mixer.sharded_cache(window)
         parts = []
         if not window.streamed and isinstance(gathered, GatheredKeys):
             return self._overlapped(window.split(x), passes, gathered, hook)
@@ -185,17 +190,17 @@ class Block(nn.Module):
     ) -> Tensor:
         """The passes of all chunks. All gathers start before the first attention, in the same order
         on all ranks, so that those of later chunks overlap with it."""
-        assert isinstance(self.attention, KeyMixer)
+        assert isinstance(self.mixer, KeyMixer)
         started = []
         outputs = []
         for part, each in zip(parts, passes, strict=True):
             normed = self.input_norms[0](part)
-            plan, k, v = self.attention.project(normed, each, gathered)
+            plan, k, v = self.mixer.project(normed, each, gathered)
             gathered.start(k, v)
             started.append((part, each, normed, plan))
         for part, each, normed, plan in started:
             k, v = gathered.finish()
-            mixed = self.attention.attend(normed, each, plan, k, v, hook)
+            mixed = self.mixer.attend(normed, each, plan, k, v, hook)
             outputs.append(self._finish(part, each, mixed))
         return torch.cat(outputs, dim=1)
 
@@ -209,9 +214,9 @@ class Block(nn.Module):
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
         normed = self.input_norms[0](x)
         if hook is None:
-            mixed = self.attention(normed, step, layer_cache)
+            mixed = self.mixer(normed, step, layer_cache)
         else:
-            mixed = self.attention(normed, step, layer_cache, hook)
+            mixed = self.mixer(normed, step, layer_cache, hook)
         return self._finish(x, step, mixed)
 
     def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:

@@ -96,16 +96,14 @@ class Transformer(nn.Module):
             self.layer_schemes.append((f"{kind}-{i}" if per_layer else kind, kind))
         self._kind_of = dict(self.layer_schemes)
         self.position = self._make_schemes(s)
-        # by layer kind, or by kind and layer
-        self.schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
-        self.blocks = [Block(s, self.kinds[kind]) for kind in s.layer_kinds]
-        self.layers = nn.ModuleList(self.blocks)
+        blocks = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
+        self.layers = cast(list[Block], blocks)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 
-    def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
-        """New scheme instances by name."""
+    def _make_schemes(self, s: ModelSettings) -> dict[str, PositionalScheme]:
+        """New scheme instances, by layer kind or by kind and layer, in an `nn.ModuleDict`."""
         kinds = s.resolved_kinds
         made = nn.ModuleDict()
         for name, kind_name in self._kind_of.items():
@@ -113,7 +111,7 @@ class Transformer(nn.Module):
             geometry = kind.geometry(self.train_length, self.original_length)
             MIXERS[kind.mixer.name][1].check(s.position_key(kind_name), kind, geometry)
             made[name] = SCHEMES[kind.position.name][1](kind.position, geometry)
-        return made
+        return cast(dict[str, PositionalScheme], made)
 
     def initialize(self, seed: int) -> Transformer:
         """Initialize all weights from `seed`, identically on every device and rank.
@@ -136,8 +134,8 @@ class Transformer(nn.Module):
 
         embedding_std = min(0.1 * base_dim**-0.5, 2 / base_dim) if s.tie_embeddings else 1.0
         draw(self.embed.weight, embedding_std)
-        for block in self.blocks:
-            given = block.attention.initial_values
+        for block in self.layers:
+            given = block.mixer.initial_values
             for name, weight in block.named_parameters():
                 if name.startswith("attention.position."):
                     continue
@@ -151,11 +149,11 @@ class Transformer(nn.Module):
                     is_output = name in ("attention.wo.weight", "mlp.down.weight")
                     divisor = math.sqrt(2 * s.layers) if is_output else 1
                     draw(weight, weight.shape[1] ** -0.5 / divisor)
-            block.attention.position.initialize()
+            block.mixer.position.initialize()
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
             draw(self.head.weight, 0.1 * base_dim**-0.5)
-        for scheme in self.schemes.values():
+        for scheme in self.position.values():
             scheme.initialize(generator, embedding_std)
         return self
 
@@ -175,14 +173,14 @@ class Transformer(nn.Module):
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
             modifiers = [kinds[name].modifiers() for name in settings.layer_kinds]
-        transfer_parameters(self.position, schemes)
-        for block, modifier in zip(self.blocks, modifiers, strict=True):
-            transfer_parameters(block.attention.position, modifier)
-            block.attention.position = modifier
+        for name, scheme in schemes.items():
+            transfer_parameters(self.position[name], scheme)
+        for block, modifier in zip(self.layers, modifiers, strict=True):
+            transfer_parameters(block.mixer.position, modifier)
+            block.mixer.position = modifier
         self.position = schemes
         self.settings = settings
         self.kinds = kinds
-        self.schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
         """Compile the training pass as a whole, or each block if weights are gathered between
@@ -196,7 +194,7 @@ class Transformer(nn.Module):
         if not by_block:
             self._compiled = torch.compile(self.forward_chunks, **options)
             return
-        for block in self.blocks:
+        for block in self.layers:
             block.compile(**options)
 
     def make_cache(
@@ -217,8 +215,8 @@ class Transformer(nn.Module):
         }
         dtype = dtype or self.embed.weight.dtype
         layers = [
-            block.attention.make_cache(indices.get(kind), dtype)
-            for block, kind in zip(self.blocks, self.settings.layer_kinds, strict=True)
+            block.mixer.make_cache(indices.get(kind), dtype)
+            for block, kind in zip(self.layers, self.settings.layer_kinds, strict=True)
         ]
         return Cache(batch, capacity, list(self.kinds), indices, layers, self.depends_on_length)
 
@@ -226,7 +224,7 @@ class Transformer(nn.Module):
         """Recompute activations of blocks in the backward pass: activation checkpointing
         (arXiv:1604.06174). Call it before `compile`.
         """
-        for block in self.blocks:
+        for block in self.layers:
             block.checkpointing = checkpointing
 
     def forward(
@@ -273,10 +271,10 @@ class Transformer(nn.Module):
                 "windows that are sharded over processes have no cache, and outputs of the last "
                 "tokens only in evaluation mode under torch.no_grad()"
             )
-        if hooks is not None and len(hooks) != len(self.blocks):
-            raise ModelError(f"{len(hooks)} hooks for {len(self.blocks)} layers: give one for each")
-        for block, hook in zip(self.blocks, hooks or [None] * len(self.blocks), strict=True):
-            if hook is not None and not block.attention.has_attention_weights:
+        if hooks is not None and len(hooks) != len(self.layers):
+            raise ModelError(f"{len(hooks)} hooks for {len(self.layers)} layers: give one for each")
+        for block, hook in zip(self.layers, hooks or [None] * len(self.layers), strict=True):
+            if hook is not None and not block.mixer.has_attention_weights:
                 raise ModelError(
                     "layers without softmax attention have no attention weights for hooks"
                 )
@@ -321,7 +319,7 @@ class Transformer(nn.Module):
         """
         dtype = mask_dtype(self.embed.weight)
         tables = {}
-        for name, scheme in self.schemes.items():
+        for name, scheme in self.position.items():
             scheme.check(positions)
             tables[name] = scheme.tables(positions, dtype)
         factors = {}
@@ -366,7 +364,7 @@ class Transformer(nn.Module):
         if keep < tokens.shape[1]:
             queries = chunks[0].positions.last(keep)
             last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.layers):
             is_last = i == len(self.layers) - 1
             name, _ = self.layer_schemes[i]
             own_passes = last_passes if is_last else passes
@@ -388,7 +386,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created
         anew for each chunk and layer: those of all chunks would take more memory than the keys."""
-        for scheme in self.schemes.values():
+        for scheme in self.position.values():
             scheme.check(window.positions)  # raises on every rank alike
         chunks = list(zip(window.own, self._sharded_keys(window), window.last(keep), strict=True))
 
@@ -402,7 +400,7 @@ class Transformer(nn.Module):
         x = self.embed_tokens(tokens)
         for part, new in zip(window.split(x), window.own, strict=True):
             part.copy_(self.embed_chunk(part, self.prepare(new)))
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.layers):
             name, _ = self.layer_schemes[i]
             hook = None if hooks is None else hooks[i]
             x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
@@ -436,7 +434,7 @@ class Transformer(nn.Module):
 
     def embed_chunk(self, x: Tensor, chunk: TokenChunk) -> Tensor:
         """The token embeddings x (B, T, C) of a chunk, with positions."""
-        for name, scheme in self.schemes.items():
+        for name, scheme in self.position.items():
             x = scheme.embed(x, chunk.tables[name], chunk.positions)
         return x
 
@@ -458,11 +456,11 @@ class Transformer(nn.Module):
             names: of the scheme instances; None: all.
         """
         passes = {}
-        is_isolated = self.training and any(block.is_isolated for block in self.blocks)
+        is_isolated = self.training and any(block.is_isolated for block in self.layers)
         block_masks: dict[str, dict] = {kind: {} for kind in self.kinds}
-        for name in names or self.schemes:
+        for name in names or self.position:
             kind = self._kind_of[name]
-            scheme = self.schemes[name]
+            scheme = self.position[name]
             context = AttentionContext(
                 new=chunk.positions,
                 queries=chunk.positions if queries is None else queries,
@@ -514,19 +512,19 @@ class Transformer(nn.Module):
     @property
     def limit(self) -> int | None:
         """The longest input that all schemes support; None: unlimited."""
-        return min((s.limit for s in self.schemes.values() if s.limit is not None), default=None)
+        return min((s.limit for s in self.position.values() if s.limit is not None), default=None)
 
     @property
     def depends_on_length(self) -> bool:
         """Whether any scheme depends on the declared sequence length."""
         parts = [kind.position.temperature for kind in self.kinds.values()]
-        return any(part.depends_on_length for part in [*parts, *self.schemes.values()])
+        return any(part.depends_on_length for part in [*parts, *self.position.values()])
 
     def cached_numbers(self, tokens: int) -> int:
         """Numbers in the cache of one row of `tokens` tokens, over all layers."""
-        layers = zip(self.blocks, self.layer_schemes, strict=True)
+        layers = zip(self.layers, self.layer_schemes, strict=True)
         return sum(
-            block.attention.cached_numbers(tokens, self.schemes[name].key_features)
+            block.mixer.cached_numbers(tokens, self.position[name].key_features)
             for block, (name, _) in layers
         )
 
@@ -537,7 +535,7 @@ class Transformer(nn.Module):
         """Training FLOPs per token in sequences of `length` tokens: 6 per matrix weight (with the
         head, without the embedding), plus the pairwise FLOPs of the mixers."""
         s = self.settings
-        weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
+        weights = sum(p.numel() for block in self.layers for p in block.parameters() if p.ndim == 2)
         weights += self.vocab_size * s.dim
         flops = 6.0 * weights
-        return flops + sum(block.attention.pair_flops(length) for block in self.blocks)
+        return flops + sum(block.mixer.pair_flops(length) for block in self.layers)

@@ -183,7 +183,7 @@ def record_attention(
     `edges`: of buckets of distance."""
     rows, length = tokens.shape
     first = length - keep
-    recorder = AttentionRecorder(len(model.blocks), first, edges, trained_length)
+    recorder = AttentionRecorder(len(model.layers), first, edges, trained_length)
     cache = model.make_cache(rows, length)
     for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(

@@ -57,7 +57,7 @@ class DescribedModel:
     def of_model(cls, model: Transformer) -> DescribedModel:
         """Raises NotRepresentable if a scheme is neither a rotation nor none."""
         sizes = (model.vocab_size, model.train_length, model.original_length)
-        return cls.of_shape(ImportedShape(None, model.settings, *sizes), model.schemes)
+        return cls.of_shape(ImportedShape(None, model.settings, *sizes), model.position)
 
     @classmethod
     def of_shape(

@@ -70,7 +70,7 @@ def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
 def joined_layers(block: Block) -> list[list[nn.Linear]]:
     """The linear layers of a block with softmax attention, by input: of q, k and v, of the output,
     of gate and up, of down, and of the gate of attention if it has one."""
-    attention = block.attention
+    attention = block.mixer
     mlp = block.mlp
     groups = [
         [attention.wq, attention.wk, attention.wv],
@@ -144,7 +144,7 @@ class PackedBlock:
     where `store_joined` has stored them, else copies."""
 
     def __init__(self, block: Block):
-        attention = block.attention
+        attention = block.mixer
         assert isinstance(attention, Attention)
         self.attention = attention
         qkv, out, gate_up, down, *gates = joined_layers(block)
@@ -248,8 +248,8 @@ class PackedModel:
     def __init__(self, model: Transformer):
         self.model = model
         self.blocks = [
-            PackedBlock(block) if isinstance(block.attention, Attention) else PlainBlock(block)
-            for block in model.blocks
+            PackedBlock(block) if isinstance(block.mixer, Attention) else PlainBlock(block)
+            for block in model.layers
         ]
         self._norm = PackedNorm(model.norm)
 
@@ -283,8 +283,8 @@ def pack(model: Transformer) -> Transformer:
     """
     if model.head is not None:
         store_joined([model.head])
-    for block in model.blocks:
-        if isinstance(block.attention, Attention):
+    for block in model.layers:
+        if isinstance(block.mixer, Attention):
             for linears in joined_layers(block):
                 store_joined(linears)
     return model

@@ -121,7 +121,7 @@ class PlannedDecoder:
             and positions.layout == "plain"
             and all(isinstance(block, PackedBlock) for block in packed.blocks)
             and all(choice.window is None and choice.shifted_keys == 0 for choice in choices)
-            and all(type(x).embed is PositionalScheme.embed for x in model.schemes.values())
+            and all(type(x).embed is PositionalScheme.embed for x in model.position.values())
             and all(isinstance(plan, AttentionPlan) and plan.is_uniform for plan in plans.values())
         )
 

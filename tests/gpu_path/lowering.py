@@ -231,7 +231,7 @@ def lower_decoding(case: str) -> list[str]:
         cache = net.make_cache(2, LENGTH)
         cache.advance(positions.part(0, 64, position_end=64))
         for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
-            features = (net.schemes[name].key_features, 64)
+            features = (net.position[name].key_features, 64)
             layer.append(*(moved(torch.empty(2, 2, 64, n).bfloat16()) for n in features))
         windows = {name: kind.position.window for name, kind in net.kinds.items()}
         static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
