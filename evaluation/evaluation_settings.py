@@ -121,6 +121,7 @@ class EvaluationSettings(TargetSettings):
     removed: ClassVar[dict[str, RemovedSetting]] = {
         "simultaneous": RemovedSetting("bonferroni", "simultaneous intervals are by Bonferroni"),
         "resamples": RemovedSetting(10_000, "intervals are by Student's t alone"),
+        "exposure": RemovedSetting(False, "positions of training are not counted"),
         "minutes": RemovedSetting(None, "all documents are scored: set documents to score fewer"),
     }
 
@@ -148,9 +149,6 @@ class EvaluationSettings(TargetSettings):
     )
     tolerance: float = setting(
         0.02, "a method holds if the upper bound of its loss increase in nats is below this", gt=0
-    )
-    exposure: bool = setting(
-        False, "add a panel to the figure: how often training used each position"
     )
     batch: int | None = setting(None, "windows per batch; default: as the memory allows", ge=1)
     context: int = setting(

@@ -43,7 +43,6 @@ from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.item_session import ItemResult, ItemSession
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
-from run_directory.exposure import exposure_of
 
 
 class Evaluation(ABC):
@@ -166,8 +165,7 @@ class LossEvaluation(Evaluation):
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        exposure = exposure_of(run.run, run.model.step) if self.settings.exposure else None
-        return loss_report(result, analyze(result), name, exposure)
+        return loss_report(result, analyze(result), name)
 
 
 def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:

@@ -57,9 +57,10 @@ class Generation:
         positions: Sequence[Sequence[int]] | None = None,
     ):
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
+        # the last new token is never an input
         end = max(map(len, prompts), default=0) + tokens - 1
         if positions is not None:
-            end = 1 + max(map(max, positions))
+            end = 1 + max(max(row[:-1]) for row in positions)
         check_prompts(model, prompts, tokens, self.vocab_size, end)
         self.model = model
         self.tokens = tokens

@@ -6,7 +6,6 @@ runs/<config>-<choices>-<identity>/
                      settings; one entry per attempt
     tokenizer/       a copy, so that the folder is self-contained
     metrics.jsonl    the metrics of the run
-    exposure.npz     how often each position and distance was trained, up to the newest checkpoint
     checkpoints/     step-00000100, ...
 """
 

@@ -3,17 +3,59 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from queue import SimpleQueue
 
 from torch import Tensor
 
-from data.sampling.batches import TENSORS, Batch, RunSampler
+from data import GeneratedData, RunData
+from data.sampling.batches import (
+    TENSORS,
+    Batch,
+    BatchSampler,
+    ItemSampler,
+    RunSampler,
+    TrainingText,
+)
+from errors import TrainingError
 from model import ContextShard, TokenPositions
+from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage
 from training.parallel import Parallel
 from training.schedule import TrainingSchedule
 
 AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
+
+
+def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
+    """The sampler of a run's batches.
+
+    Raises TrainingError where no document is as long as the longest stage, and DataError where the
+    text is too short for one window.
+    """
+    if isinstance(data, GeneratedData):
+        items = data.training_items(settings.seed)
+        positions = settings.data.positions
+        return ItemSampler(items, settings.plan, seed=settings.seed, positions=positions)
+    has_lengths = len({segment.length for segment in settings.plan}) > 1
+    if has_lengths and data.longest < settings.train_length:
+        raise TrainingError(
+            f"training.stages go up to {settings.train_length} tokens, and the longest document "
+            f"of {data.train.folder} has {data.longest:,}: lower the lengths of the stages"
+        )
+    shares = settings.data.mixed_shares
+    texts = [
+        TrainingText(text.train, Fraction(share), text.folder.name)
+        for text, share in zip(data.texts, [1 - sum(shares), *shares], strict=True)
+    ]
+    return BatchSampler(
+        texts,
+        settings.plan,
+        packing=settings.data.packing,
+        seed=settings.seed,
+        positions=settings.data.positions,
+        is_carried=settings.training.state == "carry",
+    )
 
 
 @dataclass(frozen=True)

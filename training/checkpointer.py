@@ -2,9 +2,7 @@
 
 import math
 
-from data.sampling.exposure import write_exposure
 from run_directory.checkpoints import find_checkpoint, prune, save_snapshot, steps_of
-from run_directory.exposure import make_ledger, with_parents
 from run_directory.process_group import error_barrier
 from run_directory.stages import stage_after, stages_of
 from training.metrics import Metrics
@@ -32,7 +30,7 @@ def resume(run: TrainingRun, state: TrainState) -> None:
 
 
 class Checkpointer:
-    """Saves checkpoints and the exposure of a run, and removes checkpoints that the settings do not
+    """Saves checkpoints of a run, and removes checkpoints that the settings do not
     keep. Every process calls `save` after the same step; an error on one of them is raised on all.
 
     steps: the steps after which the settings ask for a checkpoint.
@@ -40,7 +38,6 @@ class Checkpointer:
 
     def __init__(self, run: TrainingRun):
         self._run = run
-        self._ledger = make_ledger(run.settings, run.sampler)
         interval = run.settings.training.checkpoint.interval
         self.steps = {*(range(interval, run.steps + 1, interval) if interval else ()), run.steps}
 
@@ -72,6 +69,4 @@ class Checkpointer:
                         f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
                     )
                 prune(run.folder, state.step, None if has_diverged else kept)
-                exposure = with_parents(run.folder, self._ledger.upto(state.step))
-                write_exposure(run.folder, exposure)
         metrics.resume_clock()

@@ -13,7 +13,6 @@ import torch
 from data import GeneratedData, PreparedData, RunData, is_prepared
 from data.files import remove_drafts
 from data.sampling.batches import RunSampler
-from data.sampling.exposure import EXPOSURE, write_exposure
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
@@ -25,7 +24,6 @@ from run_directory.checkpoints import (
     steps_of,
 )
 from run_directory.console import Console
-from run_directory.exposure import INHERITED, exposure_of, make_sampler
 from run_directory.parent_run import ParentRun, read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.precision import auto_precision, resolve_precision, run_precision
@@ -36,6 +34,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
+from training.batches import make_sampler
 from training.checks import check_model, check_processes, input_limit
 from training.memory import check_memory
 from training.parallel import Parallel, autocast_type
@@ -222,7 +221,6 @@ class TrainingRun:
         data = self.data
         facts = {
             **data.facts(),
-            "exposure": EXPOSURE,
             "parameters": self.model.parameter_count(),
             "vocab_size": self.model.vocab_size,
         }
@@ -253,8 +251,6 @@ class TrainingRun:
             raise TrainingError(
                 f"{self.folder} has no checkpoint, and its parent run is gone: restore parent.run"
             )
-        if (exposure := exposure_of(Run(parent.folder), parent.checkpoint.step)) is not None:
-            write_exposure(self.folder, exposure, INHERITED)
         if self.settings.is_fork:
             copy_checkpoint(parent.checkpoint, self.folder)
             for line in describe_fork(self.settings, parent):

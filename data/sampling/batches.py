@@ -254,30 +254,6 @@ class BatchSampler:
                 epoch[here], begin[here] = self._samplers[source][part.group].locate(index)
             yield WindowBatch(part.length, sources, epoch, begin)
 
-    @property
-    def has_plain_positions(self) -> bool:
-        """Whether positions are 0, 1, 2, ... in every text."""
-        return self.positions.name == "plain" and not self.is_carried
-
-    def text_lengths(self, start: int, stop: int) -> np.ndarray:
-        """The number of texts of each length in the windows of steps `start` ... `stop` − 1 of one
-        segment: (T + 1,) int64.
-
-        A window is one text of T tokens or, with packing `intra_document`, one text per document
-        fragment.
-        """
-        (windows,) = self.windows(start, stop)
-        counts = np.zeros(windows.length + 1, dtype=np.int64)
-        if self.packing == "concat":
-            counts[-1] = len(windows.start)
-            return counts
-        streams = np.stack([windows.source, windows.epoch])
-        for source, epoch in np.unique(streams, axis=1).T.tolist():
-            is_here = (windows.source == source) & (windows.epoch == epoch)
-            first = np.sort(windows.start[is_here])
-            counts += fragments(first, self._stream(source, epoch).starts, windows.length)
-        return counts
-
     def _consecutive(self, sample: np.ndarray, length: int) -> WindowBatch:
         """The windows of samples whose rows read the stream from one window to the next."""
         rows = self.plan.at(0).batch_size
@@ -286,13 +262,6 @@ class BatchSampler:
         epoch, number = np.divmod(step, per_row)
         start = (row * per_row + number) * length
         return WindowBatch(length, np.zeros_like(sample), epoch, start)
-
-    def positioned(self, step: int) -> PositionedTokens:
-        """Order, position and document of the inputs of a step, for all ranks, from document
-        lengths alone.
-        """
-        (windows,) = self.windows(step, step + 1)
-        return self._place(windows, step, slice(None))
 
     def _streams(self, windows: WindowBatch) -> Iterator[tuple[_TokenStream, int]]:
         """The token stream of each window, and the offset of its first input."""
@@ -348,20 +317,6 @@ class BatchSampler:
         )
 
 
-def fragments(windows: np.ndarray, documents: np.ndarray, length: int) -> np.ndarray:
-    """Count the document fragments of each length, (T + 1,), in the windows of one token stream.
-
-    Both arrays are ascending offsets of first tokens.
-    """
-    window = np.searchsorted(windows, documents, side="right") - 1
-    is_inside = (window >= 0) & (documents < windows[window] + length)
-    begins = np.union1d(documents[is_inside], windows)
-    window_ends = windows[np.searchsorted(windows, begins, side="right") - 1] + length
-    next_begins = np.append(begins[1:], window_ends[-1])
-    ends = np.minimum(next_begins, window_ends)
-    return np.bincount(ends - begins, minlength=length + 1)
-
-
 class ItemSampler:
     """Computes the batch of each step of a run on task items, as `BatchSampler` does for text:
     items are generated as they are needed.
@@ -395,26 +350,9 @@ class ItemSampler:
         """No text is repeated."""
         return {}
 
-    @property
-    def has_plain_positions(self) -> bool:
-        """Whether positions are 0, 1, 2, ... in every item."""
-        return self.positions.name == "plain" and not self.items.task.has_positions
-
-    def text_lengths(self, start: int, stop: int) -> np.ndarray:
-        """The number of items with each number of inputs in steps `start` ... `stop` − 1 of one
-        segment: (T + 1,) int64."""
-        counts = self.items.count(self._index(start, stop))
-        return np.bincount(counts, minlength=self.plan.at(start).length + 1)
-
     def _index(self, start: int, stop: int) -> np.ndarray:
         parts = self.plan.shares(start, stop)
         return np.concatenate([np.arange(part.first, part.stop) for part in parts])
-
-    def positioned(self, step: int) -> PositionedTokens:
-        """Order, position and document of the inputs of a step, for all ranks."""
-        index = self._index(step, step + 1)
-        rows = self.items.rows(index, self.plan.at(step).length)
-        return place_items(rows, self.positions, self.seed, step, np.arange(len(index)))
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""

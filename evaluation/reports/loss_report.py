@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from data.sampling.exposure import Exposure
 from evaluation.reports.charts import (
     LengthAxis,
     Styles,
     difference_panel,
     dots_panel,
-    exposure_panel,
     length_panel,
     styles_of,
     top_of_colored,
@@ -303,10 +301,8 @@ def loss_figure(
     r: LossResults,
     text: FigureText,
     styles: Styles,
-    exposure: Exposure | None = None,
 ) -> Figure:
-    """NLL by length, a line per variant, above the differences with their intervals and, if given,
-    how often training used each position."""
+    """NLL by length, a line per variant, above the differences with their intervals."""
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
     rows = [row for row in r.table.select("nll", seed=None) if row.variant != TRUNCATE]
     levels = []
@@ -325,8 +321,6 @@ def loss_figure(
             heading = f"{r.against}, nats"
             rows = r.table.select("difference")
         shown.append(difference_panel(rows, styles, axis, heading, r.tolerance))
-    if exposure is not None:
-        shown.append(exposure_panel(exposure, axis))
     return panels(shown, text, x="context length, tokens (log scale)")
 
 
@@ -381,9 +375,7 @@ def loss_report(
     result: EvaluationResult,
     analysis: Analysis,
     name: str = "loss",
-    exposure: Exposure | None = None,
 ) -> EvaluationReport:
-    """The report; `exposure` in training is drawn below the figure."""
     r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
     r.table.extend(read_gain_rows(r.facts))
     r.table.extend(position_rows(r.facts))
@@ -397,7 +389,7 @@ def loss_report(
         caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
         tables=[overview(r), read_gain_table(r)],
         more_tables=[gains(r)],
-        draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r), exposure)},
+        draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r))},
         more_records={"targets.json": result.plan.record},
     )
     same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
@@ -407,7 +399,7 @@ def loss_report(
     if analysis.buckets:
         report.tables = position_tables(r)
         report.more_tables = ()
-        report.draw = lambda: {"nll_by_position": position_figure(r, styles(r), exposure)}
+        report.draw = lambda: {"nll_by_position": position_figure(r, styles(r))}
         report.verdict = warning(r) + position_verdict(r)
     return report
 

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from data.sampling.exposure import Exposure
 from evaluation.reports.charts import (
     LengthAxis,
     Styles,
     difference_panel,
-    exposure_panel,
     length_panel,
 )
 from evaluation.reports.document import ReportTable, pivot
@@ -78,7 +76,7 @@ def tokens_seen(row: ResultRow) -> float:
     return math.sqrt((row.at + 1) * row.until)
 
 
-def position_figure(r: ReportedResults, styles: Styles, exposure: Exposure | None = None) -> Figure:
+def position_figure(r: ReportedResults, styles: Styles) -> Figure:
     rows = r.table.select("nll_at_positions")
     longest = max(row.until for row in rows)
     ticks = [float(2**k) for k in range(longest.bit_length())]
@@ -91,6 +89,4 @@ def position_figure(r: ReportedResults, styles: Styles, exposure: Exposure | Non
     )
     below = difference_panel(r.table.select("gain_at_positions"), styles, axis, heading, TOLERANCE)
     shown = [length_panel(rows, styles, axis, y="NLL, nats per token"), below]
-    if exposure is not None:
-        shown.append(exposure_panel(exposure, axis))
     return panels(shown, text, x="tokens seen (log scale)")

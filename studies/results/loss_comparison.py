@@ -162,8 +162,7 @@ def _add_length(r: LossComparison, name: str, length: int) -> None:
 
 
 def _add_reach(r: LossComparison, name: str) -> None:
-    """The gain of each step of the grid, and the context reach, of the seeds measured at every
-    length."""
+    """The gain of each step of the grid, and the context reach."""
     losses = r.losses
     # Without overlap a longer window also has fewer targets with little context.
     if losses.facts["protocol"] == "non-overlapping" or not r.is_precise(name):
@@ -177,11 +176,7 @@ def _add_reach(r: LossComparison, name: str) -> None:
             failed.append(length)
     if len(rows) < 2:
         return
-    *shorter, longest = rows.values()
-    seeds = [seed for seed in longest if all(seed in measured for measured in shorter)]
-    if not seeds:
-        return
-    nll = {length: unit_nll(measured, seeds) for length, measured in rows.items()}
+    nll = {length: unit_nll(measured) for length, measured in rows.items()}
 
     def gain(a: int, b: int) -> np.ndarray:
         return nll[a] - nll[b]
@@ -219,14 +214,11 @@ def _add_difference(
     theirs = r.losses.rows.get((baseline.name, length), {})
     level = {"alpha": 1 - r.confidence, "family": r.difference_family}
     note = ""
+    if not ours or not theirs:
+        return
     if variant.scheme == baseline.scheme:
         note = "paired by seed"
-        seeds = [seed for seed in ours if seed in theirs]
-        if not seeds:
-            return
-        difference = change(unit_nll(ours, seeds) - unit_nll(theirs, seeds), r.counts, **level)
-    elif ours and theirs:
-        difference = compare(unit_nll(ours), unit_nll(theirs), r.counts, **level)
+        difference = change(unit_nll(ours) - unit_nll(theirs, ours), r.counts, **level)
     else:
-        return
+        difference = compare(unit_nll(ours), unit_nll(theirs), r.counts, **level)
     r.table.add(variant.name, "difference", difference, length, note=note)

@@ -22,8 +22,9 @@ class StudyLosses:
         rows: what was measured, by (variant, length).
         reference: by variant, as trained at the trained length.
         repeated: by (variant, length, (shortest distance, longest + 1)), the rows of repeated text.
-        missing: by (variant, length): why there is no number. If one seed has none, the other
-            seeds are dropped too: a mean over the successful seeds only would be biased.
+        missing: by (variant, length): why there is no number. If one seed has none, because it
+            failed or was not measured, the other seeds are dropped too: a mean over the successful
+            seeds only would be biased.
         failed: entries of `missing` that could have been measured; they count in the family.
         rounding: by variant, the largest mean difference of bfloat16 from float32 in nats.
     """
@@ -59,6 +60,7 @@ class StudyLosses:
     def add(self, variant: StudyVariant, seed: str, result: dict) -> None:
         """Add the results of a cell for a variant of its scheme."""
         name = variant.name
+        absent = set(self.lengths)
         for row in result["cells"]:
             method = row["method"]
             length = row["length"]
@@ -71,12 +73,16 @@ class StudyLosses:
                 self.reference.setdefault(name, {})[seed] = row
             if method != variant.method:
                 continue
+            absent.discard(length)
             if is_measured:
                 self.rows.setdefault((name, length), {})[seed] = row
                 continue
             self.missing[name, length] = row.get("failure") or "no number"
             if row.get("exists"):
                 self.failed.add((name, length))
+        for length in absent:
+            self.missing[name, length] = f"not measured for seed {seed}"
+            self.failed.add((name, length))
         repeated = result.get("repeated", {})
         if repeated.get("hash") != self.facts.get("repeated", {}).get("hash"):
             return
@@ -87,7 +93,7 @@ class StudyLosses:
                 self.repeated.setdefault(place, {})[seed] = row
 
     def drop_incomplete(self) -> None:
-        """Drop the other seeds of a length at which one seed failed."""
+        """Drop the other seeds of a length at which one seed has no number."""
         for place in self.missing:
             if measured := self.rows.pop(place, None):
                 self.failed.add(place)

@@ -1,11 +1,11 @@
 """The results of tasks, attention, generated text and loss by position of a study.
 
 Task accuracies have intervals over seeds and units, like losses. All other metrics are means over
-seeds.
+seeds. What one seed of a variant lacks has no number: a mean over the others only would be biased.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -56,13 +56,18 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         noun="scheme",
         facts=first | {"checkpoint_hash": None},
     )
+    measured = Counter(variant.name for variant, *_ in results)
     for rows in seeds.values():
+        if len(rows) < measured[rows[0].variant]:
+            continue
         mean = float(np.mean([row.value for row in rows]))
         row = rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict="")
         r.table.put(row)
     lengths = {length for _, _, length in units}
     family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length), values in units.items():
+        if len(values) < measured[variant]:
+            continue
         shares = np.array(values)  # (S, D)
         # item i is one of unit i mod D
         counts = np.bincount(np.arange(first["items"]) % shares.shape[1])

@@ -12,20 +12,15 @@ from pydantic import TypeAdapter
 from data import DataError, DataSettings
 from data.generated import generated
 from data.sampling.batches import ItemSampler
-from data.sampling.exposure import ExposureLedger
 from data.sampling.items import SymbolItems
 from data.sampling.positions import (
     IGNORED,
-    CapePositions,
-    PlainPositions,
-    SubsetPositions,
 )
 from data.sampling.segments import Segment
 from data.tasks import SymbolTaskSettings
 from data.tokenizers import SymbolTokenizer, load_tokenizer
 from tests.data.stores import check_ranks
 from tests.data.symbol_checkers import check
-from tests.data.test_exposure import as_counters, by_loops
 from tests.files import table
 
 TABLE = table("data/symbol_tasks.yaml")
@@ -194,23 +189,6 @@ def test_batches_train_answers_and_never_padding(case, bos, loss):
             lambda *ranks, step=step: batches_of(settings).batch(step, *ranks), batch, worlds=[3]
         )
     assert len(seen) >= 17  # hardly a repetition
-
-
-@pytest.mark.parametrize(
-    ("case", "positions"),
-    [
-        ("copy", PlainPositions()),
-        ("copy", SubsetPositions(max_length=64, per="batch")),
-        ("copy", CapePositions()),
-        ("copy, coupled", PlainPositions()),
-        ("addition, abacus", PlainPositions()),
-    ],
-    ids=str,
-)
-def test_exposure_counts_items_without_padding(case, positions):
-    task = EVERY[case] | ({"max_position": 30} if case in POSITIONED else {})
-    batches = batches_of(data_of(task, positions=positions.model_dump()))
-    assert as_counters(ExposureLedger(batches, 3).upto(3)) == by_loops(batches, range(3))
 
 
 def test_tokenizer_round_trip(tmp_path):

@@ -71,6 +71,8 @@ def test_only_the_last_outputs_are_needed():
 
 
 def test_windows_must_fit():
+    losses = score(Recurrent(), [np.arange(17)], [4, 16], targets=4, ends=[(0, 17)])
+    assert losses.target.tolist() == [13, 14, 15, 16] * 2
     with pytest.raises(ValueError, match="16 tokens before"):
         score(Recurrent(), [np.arange(20)], [16], targets=4, ends=[(0, 16)])
     with pytest.raises(ValueError, match="lengths >= K"):

@@ -20,7 +20,8 @@ def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     )
     assert monitor.lengths == [16, 32, 64]
     assert monitor.note == ""
-    model = sharp().train()
+    # the declared length matters
+    model = sharp({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}).train()
     first = monitor.measure(model)
     assert monitor.measure(model) == first
     assert model.training

@@ -57,6 +57,36 @@ def test_filters_by_hand(sampling, expected):
 
 
 @pytest.mark.parametrize(
+    ("sampling", "logits", "kept"),
+    [
+        ({"top_k": 2}, [1, 3, 2, 2], [1, 2, 3]),  # ties with the last one stay
+        ({"top_k": 3}, [1, 3, 2, 4], [1, 2, 3]),  # one less than there are
+        ({"top_p": 0.5}, [1, 1, 1, -9], [0, 1, 2]),
+        ({"top_p": 1.0}, [0, -99], [0, 1]),  # even if the sum does not change
+        ({"min_p": 1.0}, [2, 3, 3, 1], [1, 2]),  # as likely as the most likely one
+    ],
+)
+def test_ties_and_equal_values_are_kept(sampling, logits, kept):
+    logits = torch.tensor([logits], dtype=torch.float64)
+    p = SamplingParams(temperature=1, **sampling).probabilities(logits)[0]
+    assert p.nonzero()[:, 0].tolist() == kept
+
+
+@pytest.mark.parametrize(("top_p", "least"), [(0.5, 0.5), (0.75, 0.25), (0.76, 0.125)])
+def test_a_nucleus_of_exactly_top_p_is_complete(top_p, least):
+    """Powers of two, whose sums are exact."""
+    p = torch.tensor([[0.125, 0.5, 0.0625, 0.25, 0.0625]], dtype=torch.float64)
+    assert SamplingParams(top_p=top_p)._least_of_nucleus(p).item() == least
+
+
+def test_the_ends_of_the_stretch_of_a_token():
+    """A dropped first token is never drawn, and a stretch includes its start, not its end."""
+    logits = torch.tensor([[-math.inf, 0.0, 0.0]], dtype=torch.float64).expand(3, -1)
+    u = torch.tensor([[0.0], [0.5], [1 - 2**-32]], dtype=torch.float64)
+    assert SamplingParams(temperature=1).choose(logits, None, u).tolist() == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
     "sampling", [SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.99)]
 )
 def test_sampling_uses_cumulative_probability(sampling):

@@ -12,7 +12,7 @@ from generation.samples import make_samples
 from generation.sampling import SamplingParams
 from model import ModelError, TokenPositions, Transformer
 from model.decoding import pack
-from tests.model.zoo import CASES, build, each_mechanism
+from tests.model.zoo import CASES, build, close, each_mechanism
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=1.3, top_p=0.95)
@@ -57,20 +57,45 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(case):
     assert len(varied) > 3  # else it could tell nothing
 
 
-def test_auto_factor_is_fixed_by_declared_length_per_row():
-    """Each step equals a full pass whose declared length is prompt + tokens, not the length so
-    far."""
-    model = tiny("rope-yarn-auto")
-    for prompt in RAGGED:
-        ids = list(prompt)
-        for _ in range(NEW):
-            positions = TokenPositions.plain(len(ids), length=len(prompt) + NEW)
-            with torch.no_grad():
-                logits = model(torch.tensor([ids]), positions)[0, -1]
-            ids.append(int(logits.argmax()))
-        assert rows(model, [prompt]) == [ids[len(prompt) :]]
-    longer = rows(model, [RAGGED[0]], tokens=4 * NEW)[0]
-    assert longer[:NEW] != rows(model, [RAGGED[0]])[0]  # the declared length has an effect
+@pytest.mark.parametrize(
+    "case",
+    ["rope-yarn-auto", "rope-dynamic", "alibi-auto", "unit_interval-current", "none-stretch"],
+)
+def test_declared_length_is_prompt_and_new_tokens_per_row(case, monkeypatch):
+    """The logits of each step, alone and beside longer rows, are those of a full pass whose declared
+    length is prompt + tokens, not the length so far."""
+    model = tiny(case)
+    seen = []
+    real = SamplingParams.choose
+
+    def choose(self, logits, *more):
+        seen.append(logits.clone())
+        return real(self, logits, *more)
+
+    monkeypatch.setattr(SamplingParams, "choose", choose)
+    together = rows(model)
+    in_batch = torch.stack(seen)  # (NEW, B, V)
+    for row, prompt in enumerate(RAGGED):
+        seen.clear()
+        assert rows(model, [prompt])[0] == together[row]
+        ids = torch.tensor([prompt + together[row][:-1]])
+        places = TokenPositions.plain(ids.shape[1], length=len(prompt) + NEW)
+        with torch.no_grad():
+            full = model(ids, places)[0, len(prompt) - 1 :]
+        close(torch.cat(seen), full)
+        close(in_batch[:, row], full)
+
+
+def test_each_token_has_its_own_random_number(monkeypatch):
+    drawn = []
+
+    def choose(self, logits, previous, u):
+        drawn.extend(u[:, 0].tolist())
+        return logits.argmax(-1)
+
+    monkeypatch.setattr(SamplingParams, "choose", choose)
+    rows(tiny(), sampling=SAMPLED, seeds=[1, 2, 3])
+    assert len(set(drawn)) == 3 * NEW
 
 
 def test_seeds_determine_tokens_and_are_zero_unless_given():
@@ -180,7 +205,11 @@ def test_rows_can_be_stopped():
 def test_learned_table_is_used_to_its_end():
     model = build("learned", train=12)
     prompt = RAGGED[0]  # 7 tokens; the last new token is drawn and never placed
-    assert len(rows(model, [prompt], tokens=6)[0]) == 6
+    plain = rows(model, [prompt], tokens=6)
+    assert len(plain[0]) == 6
+    assert rows(model, [prompt], tokens=6, positions=[range(13)]) == plain
+    with pytest.raises(ModelError, match=r"offset \+ T = 13"):
+        Generation(model, [prompt], 6, positions=[range(1, 14)])
     with pytest.raises(ModelError, match=r"prompt of 7 .*7 new.*offset \+ T = 13.*at most 6"):
         Generation(model, [prompt], 7)
     with pytest.raises(ModelError, match="shorten the prompt"):
@@ -209,8 +238,21 @@ def test_diverged_model_raises():
         next(iter(Generation(model, [[1]], 2)))
 
 
-def test_tables_grow_with_a_long_prompt():
-    model = tiny()
-    prompts = [[(7 * i) % 37 for i in range(n)] for n in (530, 519)]
-    found = rows(model, prompts, tokens=3, prefill_chunk=100)
-    assert found == rows(model, prompts, tokens=3, cache=False)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("rope", (530, 519)),
+        ("rope", (513,)),  # one more than a table has at first
+        ("rope-window", (510,)),  # the table grows between passes of one token
+    ],
+)
+def test_tables_grow_with_a_long_prompt(case, sizes):
+    model = build(case, train=9)
+    prompts = [[(7 * i) % 37 for i in range(n)] for n in sizes]
+    for cache in (True, False):  # of a model that knows distances only; the last input is at 512
+        options = {"tokens": 2, "cache": cache}
+        given = [range(505, 514)]
+        expected = rows(build(case, train=9), [RAGGED[0]], **options)
+        assert rows(build(case, train=9), [RAGGED[0]], positions=given, **options) == expected
+    found = rows(model, prompts, tokens=5, prefill_chunk=100)
+    assert found == rows(build(case, train=9), prompts, tokens=5, cache=False)

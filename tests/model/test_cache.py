@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import ModelError, TokenPositions, Transformer
-from tests.model.zoo import T, build, close, ids
+from tests.model.zoo import T, build, close, ids, shared
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 ROLLING = ["rope-window", "rope-sinks", "alibi-window", "none-sinks", "pattern-none"]
@@ -119,3 +119,21 @@ def test_a_cache_requires_no_grad():
     model = build("rope")
     with pytest.raises(ModelError, match="no_grad"):
         model(ids(1, 4), cache=model.make_cache(1, 9))
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "t5-window", "kerple"])
+@torch.no_grad()
+def test_tokens_after_a_gap_of_positions(case):
+    """Six tokens, then three at positions 9 to 11, against one pass at these positions."""
+    model = shared(case)
+    tokens = ids(2, 9)
+    first = TokenPositions.plain(6, length=12)
+    later = TokenPositions.plain(3, offset=9, length=12)
+    cache = model.make_cache(2, 9)
+    parts = [
+        model(tokens[:, :6], first, cache=cache),
+        model(tokens[:, 6:], later, cache=cache),
+    ]
+    order = torch.cat([first.order, later.order], dim=1)
+    places = replace(later, order=order, position=order, unit_steps=False)
+    close(torch.cat(parts, dim=1), model(tokens, places))

@@ -89,6 +89,13 @@ def test_static_windows_that_wrap_several_times(name, sinks, prompt):
     check(build({"name": name, "window": 4, "sinks": sinks}), True, length=40, prompt=prompt)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_tables_reach_the_last_token(static):
+    """... which is the first one of a bucket, as is the last pass; the table of distances is as long
+    as the cache."""
+    check(shared("transformer_xl"), static, length=13, prompt=8)
+
+
 @pytest.mark.parametrize(
     ("case", "static", "form"),
     [

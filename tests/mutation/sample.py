@@ -2,7 +2,7 @@
 
     pip install -e '.[mutation,test]'
     python tests/mutation/sample.py --seed 7 --count 100            about an hour on 1 core
-    python tests/mutation/sample.py --seed 7 --commit c1436c1       another commit and its tests
+    python tests/mutation/sample.py --seed 7 --packages model training --nearest 20
 
 An edit is drawn by its line, each line of the packages being equally likely, then by its operator;
 annotations are left out. Each edit runs the tests nearest to it by imports and names; it is caught
@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True, help="seed of the draw")
     parser.add_argument("--count", type=int, default=100, help="edits drawn")
     parser.add_argument("--commit", default="HEAD", help="commit whose code is edited and tested")
+    parser.add_argument("--packages", nargs="+", default=[], help="only these; all by default")
     parser.add_argument("--nearest", type=int, default=6, help="tests run for each edit")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -77,7 +78,7 @@ def main() -> int:
         archive = ["git", "archive", options.commit]
         packed = subprocess.run(archive, cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
-        edits = draw(tree, random.Random(options.seed))
+        edits = draw(tree, random.Random(options.seed), options.packages)
         verdicts = []
         print("| | line | operator | was | edited | verdict |\n|---|---|---|---|---|---|")
         for number in range(1, options.count + 1):
@@ -92,18 +93,20 @@ def main() -> int:
     return 0
 
 
-def draw(tree: Path, rng: random.Random) -> Iterator[Edit]:
-    """Edits of random lines, no line twice."""
+def draw(tree: Path, rng: random.Random, names: list[str]) -> Iterator[Edit]:
+    """Edits of random lines, no line twice; of the packages with these names, or of the whole
+    product without names."""
     packages = {file.parent for file in tree.glob("*/__init__.py")}
     files = [
         file
         for package in sorted(packages)
-        if package.name not in NOT_EDITED
+        if package.name not in NOT_EDITED and package.name in (names or [package.name])
         for file in sorted(package.rglob("*.py"))
     ]
+    scripts = [] if names else sorted(tree.glob("*.py"))
     lines = [
         (file, line)
-        for file in [*files, *sorted(tree.glob("*.py"))]
+        for file in [*files, *scripts]
         for line in range(1, len(file.read_text(encoding="utf-8").splitlines()) + 1)
     ]
     rng.shuffle(lines)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch._dynamo
 from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
 from run_directory.checkpoints import save_snapshot
-from run_directory.exposure import make_sampler
 from run_directory.position_overrides import make_model
 from run_directory.process_group import ALONE
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests import processes
 from train import train_step
-from training.batches import StepBatch, micro_batches
+from training.batches import StepBatch, make_sampler, micro_batches
 from training.parallel import Parallel, autocast_type
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
@@ -68,7 +68,8 @@ class Training:
 
 
 def afresh(work: Callable):
-    """What `work()` gives in a process that has shared nothing yet, or has parted."""
+    """What `work()` gives in a process that has shared and compiled nothing yet, or has parted."""
+    torch._dynamo.reset()  # the number of graphs of one function is limited
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     result = work()

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from data.preparation import prepare as preparation
-from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation.monitor import monitor_targets
 from run_directory.checkpoints import find_checkpoint, save_weights
-from run_directory.exposure import exposure_of
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.run import Run
@@ -77,10 +75,6 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
     for run in (stem, decay):
         assert find_checkpoint(run, step=8).hash == own["checkpoint_hash"]
     assert own["changed"] == ["training.tokens: 3072 → 2304"]
-    # Its exposure is that of the whole run, read or counted again.
-    for shown in (read_exposure(decay), exposure_of(Run(decay), 12), exposure_of(Run(decay), 10)):
-        assert shown.positions.tolist() == [shown.steps * 8] * 24
-    assert read_exposure(decay).distances.tolist() == read_exposure(straight).distances.tolist()
 
     # It resumes as any run, with the stem gone.
     cut(decay, 8)
@@ -160,10 +154,6 @@ def test_lineage_of_nested_extensions(parent, yarn, tmp_path):
     assert near["data"] == far["data"] == Run(parent).manifest["data"]
     assert same(weights(second.folder, 0), weights(parent))
     assert second.settings.original_length == 24
-    # 12 steps of 8 × 24, none yet of 48, 5 of 2 × 96.
-    shown = read_exposure(second.folder)
-    assert shown.positions.tolist() == [12 * 8 + 5 * 2] * 24 + [5 * 2] * 72
-    assert shown.tokens == 12 * 8 * 24 + 960
 
 
 def test_extension_resumes_without_parent(parent, yarn, tmp_path):
@@ -171,7 +161,6 @@ def test_extension_resumes_without_parent(parent, yarn, tmp_path):
     again = tmp_path / "cut"
     shutil.copytree(yarn, again)
     cut(again, 2)
-    (again / "exposure.npz").unlink()
     words = [f"parent.run={parent}", "training.checkpoint={interval: 2, keep: 9}"]
     away = parent.rename(parent.with_name("away"))
     try:
@@ -184,10 +173,6 @@ def test_extension_resumes_without_parent(parent, yarn, tmp_path):
         away.rename(parent)
     assert files_of(again, 5) == files_of(yarn, 5)
     assert Run(again).manifest["lineage"] == Run(yarn).manifest["lineage"]
-    expected = [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
-    assert read_exposure(again).positions.tolist() == expected
-    (again / "exposure.npz").unlink()
-    assert exposure_of(Run(again)).positions.tolist() == expected
     assert Run(again).load().settings.original_length == 24
 
 

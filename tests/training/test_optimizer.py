@@ -1,12 +1,14 @@
 """Parameter groups, AdamW and Muon against formulas, muP, and updates that are skipped."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
-from run_directory.weights import named_weights
+from tests.model.zoo import build as zoo_model
 from tests.training.net import APPLY, SKIP, Net
 from training.optimizer import Optimizer, parameter_groups
 
@@ -17,22 +19,56 @@ V = 13
 T = 7
 
 
+# Patterns of names, of which exactly one has each parameter.
+ROLES = {
+    r"embed\.weight": "embeddings",
+    r"head\.weight": "head",
+    r"(layers\.\d+\.attention\.)?position\..*": "positions",
+    r"(layers\.\d+\.)?((attention|mlp)\.)?\w*norm(\.weight)?": "vectors",
+    r"layers\.\d+\.(attention|mlp)\.\w+\.bias": "vectors",
+    r"layers\.\d+\.attention\.(decay_bias|decay_rate|skip)": "vectors",
+    r"layers\.\d+\.scale": "vectors",
+    r"layers\.\d+\.attention\.convolution\.weight": "vectors",
+    r"layers\.\d+\.(attention\.w\w+|mlp\.(gate|up|down))(\.\d)?\.weight": "matrices",
+}
+BIASES = {"attention_bias": "all", "mlp_bias": True, "qk_norm": True, "gate": "head"}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_roles_of_the_real_model(tie_embeddings):
-    position = {"name": "learned", "max_length": 9}
-    sizes = {"dim": 12, "layers": 2, "heads": 2, "qk_norm": True, "position": position}
-    model = Transformer(ModelSettings(tie_embeddings=tie_embeddings, **sizes), 31, 7)
-    groups = parameter_groups(model, AdamWSettings(weight_decay=0.3))
-    names = {group["name"]: group["names"] for group in groups}
-    decay = {group["name"]: group["weight_decay"] for group in groups}
-    grouped = [name for group in names.values() for name in group]
-    assert sorted(grouped) == sorted(named_weights(model))
-    assert all(name.startswith("position.") for name in names["positions"])
-    assert names["embeddings"] == ["embed.weight"]
-    assert ("head.weight" in names["matrices"]) is not tie_embeddings
-    assert all("norm" in name for name in names["vectors"])
-    assert len(names["vectors"]) == 9
-    assert decay == {"matrices": 0.3, "embeddings": 0, "vectors": 0, "positions": 0}
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("deltanet-none", "gla-rope", "kda-none", "mamba2-none", "short_convolution-none"),
+        *("latent-rope", "hybrid", "path", "fire", "learned", "alibi-nape", "rope"),
+    ],
+)
+def test_groups_of_every_kind_of_parameter(case, tie_embeddings, optimizer):
+    """Weight decay for matrices and an untied head alone, Muon for matrices alone."""
+    options = BIASES | {"layer_scale": True} if case == "rope" else {}
+    model = zoo_model(case, tie_embeddings=tie_embeddings, **options)
+    adamw = AdamWBase(weight_decay=0.3, positions_lr=0.01)
+    settings = MuonSettings(weight_decay=0.2, adamw=adamw)
+    if optimizer == "adamw":
+        settings = AdamWSettings(weight_decay=0.3, positions_lr=0.01)
+    found = {}
+    for part in Optimizer(model, settings).parts:
+        for group in part.param_groups:
+            values = (type(part).__name__, group["weight_decay"], group["rate"])
+            found |= dict.fromkeys(group["names"], values)
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert ("head.weight" in found) is not tie_embeddings
+    rate = "lr" if optimizer == "adamw" else "adamw_lr"
+    expected = {
+        "matrices": ("AdamW", 0.3, rate) if optimizer == "adamw" else ("Muon", 0.2, "lr"),
+        "head": ("AdamW", 0.3, rate),
+        "embeddings": ("AdamW", 0.0, rate),
+        "vectors": ("AdamW", 0.0, rate),
+        "positions": ("AdamW", 0.0, "positions_lr"),
+    }
+    for name, values in found.items():
+        (role,) = [role for pattern, role in ROLES.items() if re.fullmatch(pattern, name)]
+        assert values == expected[role], name
 
 
 def test_learning_rates_and_decay_by_role():

@@ -25,7 +25,6 @@ from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.checkpoints import find_checkpoint, steps_of
 from run_directory.console import Console
-from run_directory.exposure import make_sampler
 from run_directory.metrics_file import MetricsFile
 from run_directory.position_overrides import make_model
 from run_directory.run import Run
@@ -41,6 +40,7 @@ from tests.training.net import SKIP
 from tests.training.ranks import BUSY, HOST_TIMEOUT, TIMEOUT
 from tests.training.tiny import cut, lines, trained
 from train import train_step
+from training.batches import make_sampler
 from training.dry_run import dry_run
 from training.options import parse_options
 from training.parallel import Parallel
@@ -599,7 +599,6 @@ def test_two_processes_match_single_process(exact, tmp_path):
     manifest = Run(tmp_path / "two").manifest
     parallel = manifest["attempts"][-1]["parallel"]
     assert (parallel["processes"], parallel["kind"]) == (2, "MULTI_CPU")
-    assert (tmp_path / "two" / manifest["exposure"]).exists()
 
 
 def test_sharded_run_end_to_end(exact, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Stages: sizes, position overrides and learning rates at each step, and repositioned models."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch._dynamo
@@ -9,11 +11,18 @@ from model import ModelError, TokenPositions, Transformer
 from run_directory.parent_run import check_fork
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stage_after, stage_of, stages_of
+from run_directory.training_settings import SpikeSettings
 from settings.load import load_settings
+from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
+from training.batches import step_batches
 from training.checks import check_model
+from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule, in_steps, learning_rate
+from training.setup import changed_rates
+from training.step import StepGuard
+from training.train_state import TrainState
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [
@@ -115,6 +124,52 @@ def test_learning_rates_per_stage():
     assert [rate["lr"] for rate in rates] == pytest.approx(shares, rel=1e-12)
     positions = [rate["positions_lr"] for rate in rates]
     assert positions == pytest.approx([share / 10 for share in shares], rel=1e-12)
+
+
+def test_rates_at_the_edges_of_stages_and_forks():
+    """A warm-up may be as long as its stage; the first update of a fork at step 8 is the ninth."""
+    linear = ["training.optimizer={name: adamw, lr: 1}"]
+    linear += ["training.lr_schedule={name: linear, warmup: 0, min_lr_ratio: 0}"]
+    long = staged("{duration: 10}, {duration: 10, warmup: 10}", *linear)
+    assert stages_of(long)[1].warmup == 10
+    short = staged("{duration: 10}", "training.tokens=480", *linear)
+    parent = SimpleNamespace(checkpoint=SimpleNamespace(step=8), settings=long, folder="x")
+    (line,) = changed_rates(short, parent)
+    assert "step 9: 0.6 in x, 0.2 here" in line
+
+
+def test_a_stage_begins_with_its_first_update():
+    s = staged(f'{{duration: 10}}, {{overrides: ["{DROP}"], warmup: 3}}')
+    schedule = TrainingSchedule(s)
+    model = Transformer(s.model, 7, 24)
+    optimizer = Optimizer(model, s.training.optimizer)
+    guard = StepGuard(s.training.on_nonfinite, SpikeSettings(window=2), "cpu")
+    state = TrainState(model, optimizer, guard, None, model)
+    for state.step in range(12):
+        schedule.apply(state, schedule.stage(state.step))
+        guard(torch.tensor(1.0), torch.tensor(1.0))
+        is_second = state.step >= 10
+        assert model.settings.position.scaling.name == ("drop" if is_second else "none")
+        assert guard.state()["applied"] == state.step + 1 - 10 * is_second
+
+
+@pytest.mark.parametrize("start", [0, 5, 8])
+def test_batches_of_each_stage_from_any_step(start):
+    """5 steps of 8 × 6 tokens, 4 of 3 × 12 and 11 of 2 × 24, in micro-batches of 24 tokens; rows are
+    declared at the length of their stage."""
+    stages = "{length: 6, duration: 5}, {length: 12, duration: 4, batch_size: 3}, {length: 24}"
+    s = staged(stages, "training.tokens=912", "training.micro_batch_size=1")
+    alone = SimpleNamespace(shard=None, device=torch.device("cpu"), data_rank=0, data_world=1)
+    source = sampler(make_store([90, 70]), *s.plan)
+    batches = step_batches(source, alone, TrainingSchedule(s), start)
+    found = []
+    for batch in batches:
+        parts = [(*part.tokens.shape, *part.positions.lengths) for part in batch.parts]
+        found.append((batch.stage.start, parts))
+    first = (0, [(4, 6, 6)] * 2)
+    second = (5, [(2, 12, 12), (1, 12, 12)])
+    third = (9, [(1, 24, 24)] * 2)
+    assert found == ([first] * 5 + [second] * 4 + [third] * 11)[start:]
 
 
 def test_fork_keeps_stages_that_determine_data_order():

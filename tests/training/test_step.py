@@ -19,6 +19,7 @@ from run_directory.training_settings import (
     SkipNonFinite,
     SpikeSettings,
     StopOnNonFinite,
+    ValidationSettings,
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer
@@ -162,6 +163,22 @@ def test_shares_are_rounded_to_the_nearest_step():
         assert sum(rate < 8.0 for rate in rates(wsd, steps)) == expected - 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps", "expected"),
+    [
+        ({"interval": 4}, 12, [4, 8, 12]),
+        ({"interval": 5}, 12, [5, 10, 12]),
+        ({"interval": None, "at": [0.01, 0.5, 7]}, 12, [1, 6, 7, 12]),
+        ({}, 9, [1, 3, 5, 7, 9]),  # fifths, rounded down
+        ({}, 1249, [249, 250, 499, 500, 749, 750, 999, 1000, 1249]),
+        ({}, 1250, [250, 500, 750, 1000, 1250]),
+        ({}, 1300, [250, 500, 750, 1000, 1250, 1300]),
+    ],
+)
+def test_validation_steps(settings, steps, expected):
+    assert sorted(ValidationSettings(**settings).steps(steps)) == expected
+
+
 # EMA
 
 
@@ -189,12 +206,24 @@ def go_on(state, flags):
     return history
 
 
-def test_ema_equals_closed_form_with_skipped_steps():
-    """d^n w_0 + (1 − d) Σ d^(n−i) w_i over the n steps that were applied."""
+@pytest.mark.parametrize(
+    ("start", "passed"),
+    [
+        (0, 0),
+        (2, 1),  # applied updates of the first two
+        (0.24, 1),  # of 10 steps
+        (3, 2),
+        (7, 4),
+    ],
+)
+def test_ema_equals_closed_form_with_skipped_steps(start, passed):
+    """d^n w_s + (1 − d) Σ d^(n−i) w_i over the n steps after `start` that were applied."""
     flags = [APPLY, SKIP, APPLY, APPLY, SKIP, SKIP, APPLY]
-    state, history = averaged(flags, EmaSettings(decay=0.7))
-    shares = [0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))]
-    expected = torch.einsum("n,nij->ij", torch.tensor(shares, dtype=torch.float64), history)
+    state, history = averaged(flags, EmaSettings(decay=0.7, start=start))
+    n = 4 - passed
+    shares = [0.7**n, *(0.3 * 0.7 ** (n - i) for i in range(1, n + 1))]
+    shares = torch.tensor(shares, dtype=torch.float64)
+    expected = torch.einsum("n,nij->ij", shares, history[passed:])
     mean = state.ema.means["mix.weight"]
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-14)
     before = {name: weight.detach().clone() for name, weight in state.model.named_parameters()}
@@ -202,14 +231,12 @@ def test_ema_equals_closed_form_with_skipped_steps():
     with state.ema.applied():
         inside = state.model.mix.weight.detach().clone()
     assert inside.equal(mean)
-    assert not inside.equal(before["mix.weight"])
+    assert inside.equal(before["mix.weight"]) == (n == 0)
     assert all(weight.equal(before[name]) for name, weight in state.model.named_parameters())
 
 
-def test_ema_starts_late_and_from_a_checkpoint_without_it(tmp_path):
-    state, _ = averaged([APPLY, APPLY, SKIP], EmaSettings(decay=0.7, start=4))
-    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)
-    go_on(state, [APPLY, APPLY])
+def test_ema_starts_from_a_checkpoint_without_it(tmp_path):
+    state, _ = averaged([APPLY, APPLY], EmaSettings(decay=0.7))
     assert not state.ema.means["mix.weight"].equal(state.model.mix.weight)
     state.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
     assert state.ema.means["mix.weight"].equal(state.model.mix.weight)

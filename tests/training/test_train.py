@@ -8,17 +8,19 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import evaluate
 import generate
-from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
+from evaluation.monitor import monitor_targets
 from generation import samples
+from model import TokenPositions
 from run_directory.checkpoints import steps_of
-from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
+from training.batches import make_sampler
 from training.metrics import Metrics
 
 
@@ -71,6 +73,7 @@ def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, n
 # drops RoPE.
 STAGES = [
     "training.tokens=2208",
+    "model.position.scaling={name: yarn, factor: auto}",
     "training.batch_size=4",
     "training.checkpoint={keep: 40, interval: 1}",
     "training.validation.interval=null",
@@ -90,7 +93,9 @@ CHOICES = [
     "training.optimizer={name: muon, adamw: {lr: 1e-3, positions_lr: 4e-3}}",
     "training.z_loss=0.1",
     "training.ema={decay: 0.8, start: 2}",
-    "training.checkpoint.keep=9",
+    "training.log_interval=5",
+    "training.samples.interval=5",
+    "training.checkpoint={interval: 1, keep: 12}",
 ]
 
 
@@ -143,7 +148,7 @@ def test_resume_across_the_edge_of_an_epoch(overrides, tmp_path):
     assert files_of(folder, 36) == files_of(whole, 36)
 
 
-def test_stages_change_lengths_rates_and_exposure(runs):
+def test_stages_change_lengths_and_rates(runs):
     root = runs[0] / "stages"
     logged = lines(root, "train")
     sizes = [96] * 8 + [144] * 6 + [96] * 6
@@ -156,10 +161,32 @@ def test_stages_change_lengths_rates_and_exposure(runs):
     assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
     assert sorted(rates[:14], reverse=True) == rates[:14]
     assert rates[13] > rates[15] > rates[19]
-    exposure = read_exposure(root)
-    assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
-    assert exposure.tokens == exposure_of(Run(root), 20).tokens == 2208
     assert [entry["after_step"] for entry in Run(root).manifest["changes"]] == [8, 14]
+
+
+@pytest.mark.parametrize(
+    ("step", "overrides"),
+    [
+        (7, []),
+        (8, ["model.position.theta=500"]),
+        (13, []),
+        (14, ["model.position.scaling={name: drop}"]),
+    ],
+)
+def test_loss_of_the_first_and_last_step_of_a_stage(runs, step, overrides):
+    """The logged loss and gradient norm of the update after `step` others, in micro-batches of
+    different sizes, are those of the saved weights under the positions of its stage, declared at
+    the length of its windows, in one pass."""
+    run = Run(runs[0] / "stages")
+    model = run.load(overrides, checkpoint=step).model
+    batch = make_sampler(run.settings, run.open_data()).batch(step)
+    places = TokenPositions.plain(batch.tokens.shape[1])
+    nll = model(batch.tokens, places, targets=batch.targets).mean()
+    nll.backward()
+    squares = [weight.grad.square().sum() for weight in model.parameters()]
+    logged = lines(run.folder, "train")[step]
+    assert logged["loss"] == pytest.approx(nll.item(), abs=1e-6)
+    assert logged["grad_norm"] == pytest.approx(sum(squares).item() ** 0.5, rel=1e-4)
 
 
 def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, capsys):
@@ -185,6 +212,33 @@ def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, cap
     assert loaded["ema"].checkpoint_hash != loaded["last"].checkpoint_hash
     with pytest.raises(TrainingError, match="no EMA weights"):
         Run.open(runs[0] / "sampled").load(weights="ema")
+
+
+def test_intervals_count_from_the_first_step(runs):
+    """... and the last step of 12 is one more."""
+    folder = runs[0] / "choices"
+    written = read_metrics(folder / "metrics.jsonl")
+    timed = [line["step"] for line in written if "tokens_per_second" in line]
+    assert timed == [line["step"] for line in lines(folder, "samples")] == [5, 10, 12]
+    assert [line["step"] for line in lines(folder, "validation")] == [4, 8, 12]
+
+
+def test_average_after_each_step(runs):
+    """Up to step 2 it is the weights after the step, then 0.8 of itself and 0.2 of the weights."""
+    folder = runs[0] / "choices"
+    for step in range(1, 5):
+        after = {name: x.double() for name, x in weights(folder, step).items()}
+        if step <= 2:
+            mean = after
+        mean = {name: 0.8 * x + 0.2 * after[name] for name, x in mean.items()}
+        for name, x in weights(folder, step, "average").items():
+            assert torch.allclose(x.double(), mean[name], rtol=0, atol=1e-6), (step, name)
+    assert not torch.allclose(mean["norm.weight"], after["norm.weight"], rtol=0, atol=1e-5)
+    run = Run(folder)
+    targets = monitor_targets(run.open_data(), [24, 48, 96], 8, 4, seed=run.settings.seed)
+    measured = targets.measure(run.load(weights="ema", checkpoint=4).model)
+    expected = {str(length): nll for length, (nll, _) in measured.items()}
+    assert lines(folder, "validation")[0]["nll"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_evaluation_and_generation_use_the_average_by_default(runs, tmp_path, monkeypatch, capsys):
@@ -275,17 +329,21 @@ def test_text_that_does_not_fit_creates_no_run(overrides, tmp_path, words, error
     assert not (tmp_path / "never").exists()
 
 
-def test_samples_start_with_bos(overrides, tmp_path, monkeypatch):
-    prompts = []
+def test_samples_start_with_bos_and_use_a_learned_table_to_its_end(
+    overrides, tmp_path, monkeypatch
+):
+    """Four tokens and 21 new ones, the last of which has no position, fit into 24."""
+    calls = []
     real = samples.Generation
 
-    def generation(model, ids, *args, **more):
-        prompts.extend(ids)
-        return real(model, ids, *args, **more)
+    def generation(model, ids, tokens, *args, **more):
+        calls.append((ids, tokens))
+        return real(model, ids, tokens, *args, **more)
 
     monkeypatch.setattr(samples, "Generation", generation)
     words = ["training.tokens=576", "data.bos=true", f"data.root={tmp_path / 'prepared'}"]
-    words += ["training.samples.prompts=[abc]", "data.eos=true"]
+    words += ["training.samples={prompts: [abc], tokens: 99}", "data.eos=true"]
+    words += ["model.position.name=learned", "training.validation.multiples=[1]"]
     assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0
     tokenizer = Run(tmp_path / "run").tokenizer
-    assert prompts == [[tokenizer.bos_id, *tokenizer.encode("abc")]]
+    assert calls == [([[tokenizer.bos_id, *tokenizer.encode("abc")]], 21)]

@@ -10,7 +10,7 @@ import pytest
 
 from data import ByteTokenizer
 from evaluation.contamination.ngrams import BLOCK
-from evaluation.contamination.screening import find_overlap, screen, shared_text
+from evaluation.contamination.screening import _merged, find_overlap, screen, shared_text
 from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
@@ -195,6 +195,11 @@ def test_excluded_targets_are_the_shared_tokens(bos):
     ((_, start, end),) = text.excluded_in(np.array([0]))
     assert bytes(text.slice(0, start, end).tolist()).decode() == shared
     assert text.clean(0, 3) == [(3, start), (end, text.lengths[0])]
+
+
+def test_passages_that_overlap_or_touch_are_one():
+    rows = [[0, 5, 9], [1, 2, 8], [0, 0, 4], [0, 11, 12], [1, 0, 3], [1, 1, 2]]
+    assert _merged(np.array(rows)).tolist() == [[0, 0, 9], [0, 11, 12], [1, 0, 8]]
 
 
 def test_lineage_training_data_is_screened():

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from evaluation.diagnostics.attention_weights import bucket_edges, record_attention
-from evaluation.diagnostics.generation import repeated_runs
+from evaluation.diagnostics.generation import by_bucket, repeated_runs
 from model import TokenPositions
 from model.attention.kernels import attention_details
 from tests.model.zoo import T, build, ids, reach_of
@@ -46,6 +46,7 @@ def brute(model, tokens):
     "case",
     [
         "rope",
+        "rope-yarn-auto",
         "rope-sinks",
         "alibi-window",
         "none-ssmax",
@@ -113,3 +114,18 @@ def test_repetition_matches_loops():
                 expected = max(expected, n)
             assert runs[row, t] == expected
     assert repeated_runs(np.array([[5, 5, 5, 5]]), 3).tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (10, {"repeated_4": 2 / 5, "distinct_1": 1.0, "longest_run": 5.0, "nll": 7.0}),
+        (9, {"repeated_4": 1 / 4, "distinct_1": 1.0, "longest_run": 4.0, "nll": 6.5}),
+        (6, {"repeated_4": 0.0, "distinct_1": 1.0, "longest_run": 1.0, "nll": 5.0}),
+    ],
+)
+def test_measures_of_a_bucket_by_hand(end, expected):
+    """Five tokens that repeat the prompt: runs of 1 to 5, and the NLL of a token is its index."""
+    tokens = np.tile(np.arange(5), 2)[None]
+    found = by_bucket(tokens, np.array([end]), np.arange(10.0)[None], [5, 10])
+    assert {name: float(values[0, 0]) for name, values in found.items()} == expected

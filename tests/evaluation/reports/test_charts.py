@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from data.sampling.exposure import Exposure
 from evaluation.reports.charts import (
     LengthAxis,
     difference_panel,
     dots_panel,
-    exposure_panel,
     length_panel,
     styles_of,
     top_of_colored,
@@ -25,7 +23,6 @@ from tests.artists import (
     levels,
     lines,
     named,
-    points,
 )
 
 LENGTHS = [64, 128, 512]
@@ -97,20 +94,6 @@ def test_dots_are_rows_with_intervals_from_top_to_bottom():
     assert dots[1].get_markerfacecolor() == "white"  # a point estimate
     (bar,) = (each.get_segments() for each in axes.collections if each.get_segments())
     assert bar[0].tolist() == [[-0.4, 0], [-0.2, 0]]
-
-
-@pytest.mark.parametrize("first", [0, -3])
-def test_exposure_is_drawn_by_tokens_of_context(first):
-    """One window of 64 tokens in each of five steps."""
-    positions = np.concatenate([np.full(-first, 7), np.full(64, 5)])
-    distances = 5 * np.arange(64, 0, -1)
-    exposure = Exposure(positions, distances, first, 5 * 64, 5, 5)
-    (axes,) = drawn(exposure_panel(exposure, AXIS))
-    at, apart = (points(line) for line in lines(axes))
-    assert [y for _, y in at] == pytest.approx([1 / 64] * len(at))
-    assert [x for x, _ in at][:4] == [1, 2, 3, 4]
-    assert at[-1] == apart[-1] == (64, pytest.approx(1 / 64))
-    assert [y for _, y in apart[:3]] == pytest.approx([1, 63 / 64, 62 / 64])
 
 
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]

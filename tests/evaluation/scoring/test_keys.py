@@ -43,7 +43,6 @@ OTHERS = [
     "shorten",
     "unreachable",
     "matrix",
-    "exposure",
     "tolerance",
     "batch",
     "context",

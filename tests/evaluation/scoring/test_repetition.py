@@ -14,7 +14,8 @@ from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, lo
 N = 3  # tokens before a target
 SCORER = "evaluation.scoring.evaluate.ModelScorer"
 LENGTHS = (16, 32, 64, 128)
-DISTANCES = (5, 9, 14, 20, 30, 33, 47, 60, 70, 90, 115)  # of the repetitions of every document
+# of the repetitions of every document; 8, 16 and 64 begin octaves, 63 ends one
+DISTANCES = (5, 8, 16, 20, 30, 33, 47, 63, 64, 70, 115)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +63,9 @@ def test_repeats_by_definition(n):
             assert found == by_definition(tokens, n)
 
 
-def drawn(text, longest=128, **options):
-    asked = {"most": 64, "per_document": 4, "ngram": N, "spec": {"seed": 0}}
-    return draw_repeats(text, np.arange(7), longest=longest, **asked | options)
+def drawn(text, documents=7, **options):
+    asked = {"longest": 128, "most": 64, "per_document": 4, "ngram": N, "spec": {"seed": 0}}
+    return draw_repeats(text, np.arange(documents), **asked | options)
 
 
 @pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
@@ -114,7 +115,7 @@ def test_the_draw(store):
     assert len(set(pairs)) == 7 * 5
     # A window holds the whole earlier occurrence: 3 + 2 tokens.
     assert drawn(text, longest=75).distance.max() == 70
-    assert drawn(text, longest=74).distance.max() == 60
+    assert drawn(text, longest=74).distance.max() == 64
     # Text that must not be scored is no target; what it repeats may be.
     row = [(3, int(targets.end[targets.document == 3][0]), 10**6)]  # all but the first repetition
     fewer = drawn(EvaluationText(store, excluded=np.array(row)))
@@ -122,6 +123,49 @@ def test_the_draw(store):
     assert len(fewer.end) == len(targets.end) - 10
     with pytest.raises(EvaluationError, match=r"found no 6 tokens.*lower ngram"):
         drawn(text, ngram=6)
+
+
+AT = 100  # where the edge cases below repeat
+
+
+@pytest.mark.parametrize(
+    ("size", "distance", "options", "expected"),
+    [
+        (20, 40, {}, (AT + 20, 17)),
+        (20, 40, {"most": 16}, (AT + 19, 16)),  # its first targets
+        (8, 5, {}, (AT + 5, 2)),  # three tokens before them and two targets fit into 5
+        (7, 4, {}, (AT + 4, 1)),
+        (7, 3, {}, None),
+        (5, 40, {"longest": AT + 4}, (AT + 5, 2)),  # a window and its target are all tokens
+        (5, 40, {"longest": AT + 5}, None),
+        (6, 40, {"excluded": (AT + 3, AT + 3)}, (AT + 6, 2)),
+        (6, 40, {"excluded": (AT + 5, AT + 5)}, (AT + 5, 2)),
+    ],
+)
+def test_edges_of_a_repetition(size, distance, options, expected):
+    """(end, targets) of a document that repeats `size` tokens once; the replacement is text of
+    another document from its second token on, or of the same one if the other is too short."""
+    options = {"longest": 90} | options
+    excluded = np.array([(0, *options.pop("excluded"))] if "excluded" in options else ()).reshape(
+        -1, 3
+    )
+    ids = np.arange(1000, 1300)
+    for index in range(AT, AT + size):
+        ids[index] = ids[index - distance]
+    tokens = N + (expected or (0, 1))[1]
+    for other, source in ((tokens + 1, 1), (tokens, 0)):
+        store = MemoryStore([1, 1], bos=False, eos=False)
+        store.documents = [ids, np.arange(5000, 5000 + other)]
+        store.lengths = np.array([len(ids), other])
+        text = EvaluationText(store, "none", excluded=excluded)
+        if expected is None:
+            with pytest.raises(EvaluationError, match="found no 3 tokens"):
+                drawn(text, 1, **options)
+            continue
+        targets = drawn(text, 1, **options)
+        assert (int(targets.end[0]), int(targets.keep[0]), len(targets.end)) == (*expected, 1)
+        assert targets.source.tolist() == [source]
+        assert source == 0 or targets.source_start.tolist() == [1]
 
 
 @pytest.fixture

@@ -7,12 +7,20 @@ from hypothesis import strategies as st
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.plan import make_plan
+from evaluation.scoring.plan import make_plan, truncation_step
 from evaluation.scoring.targets import (
     draw_targets,
     reaches,
+    shorten_lengths,
 )
 from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import (
+    TargetWindows,
+    block_windows,
+    position_windows,
+    sliding_windows,
+    truncated_windows,
+)
 
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
 
@@ -122,6 +130,42 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     assert (targets.end[targets.document == 1] == plain.end[plain.document == 1]).all()
     with_room = [longest for longest in range(span, 80) if room(longest)]
     assert with_room == [*range(span, reaches(text, span, spans)[0] + 1)]
+
+
+def test_documents_that_just_have_room():
+    """With 64 inputs and 5 targets, the first possible target is token 60."""
+    assert shorten_lengths(np.array([16, 64, 64]), [16, 64, 128], 2)[0] == [16, 64]
+    settings = EvaluationSettings(lengths=[16, 64], targets=5, spans_per_document=1)
+    plan = make_plan(settings, bare([64, 65, 70]), "t", 16)
+    assert plan.candidates.rows() == [[1, 65, 5], [2, 70, 10]]
+    assert plan.candidates.target_indices().tolist() == [*range(60, 65), *range(60, 70)]
+
+
+def test_placements_at_the_ends_of_documents():
+    """(end, targets) of each window in documents of some tokens, by hand; lengths 4 and 8."""
+    for tokens, stride, expected in (
+        (5, 2, [(5, 4)]),
+        (6, 2, [(5, 4), (6, 1)]),
+        (7, 2, [(5, 4), (7, 2)]),
+        (8, 2, [(5, 4), (7, 2), (8, 1)]),
+        (9, 4, [(5, 4), (9, 4)]),
+    ):
+        sliding = sliding_windows(bare([tokens]), np.array([0]), 4, stride)
+        assert sliding.rows() == [[0, *window] for window in expected]
+        assert sliding.target_indices().tolist() == [*range(1, tokens)]
+    assert sliding.target_positions().tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    for tokens, ends in ((8, []), (9, [5, 9]), (16, [5, 9]), (17, [5, 9, 13, 17])):
+        blocks = block_windows(bare([tokens]), np.array([0]), 4, 8)
+        assert blocks.rows() == [[0, end, 4] for end in ends]
+    for tokens, ends in ((9, {9}), (11, {9, 10, 11})):
+        windows = position_windows(bare([tokens]), np.array([0]), 8, 40, seed=0)
+        assert set(windows.end.tolist()) == ends
+    # of 16 tokens every target keeps three quarters as context
+    steps = [truncation_step(EvaluationSettings(targets=n), 16) for n in (3, 4, 5)]
+    assert steps == [3, 4, 4]
+    for inputs, expected in ((8, [(5, 4), (8, 3), (9, 1)]), (4, [(9, 4)]), (3, [(9, 3)])):
+        whole = TargetWindows.of([(0, 9, inputs, inputs)])
+        assert truncated_windows(whole, 4, 3).rows() == [[0, *window] for window in expected]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from evaluation.results_table import ResultsTable
 from evaluation.statistics.intervals import interval
-from evaluation.statistics.verdicts import VerdictRules, add_verdicts
+from evaluation.statistics.verdicts import VerdictRules, add_verdicts, is_undertrained
 
 UNITS = 30
 
@@ -43,6 +43,7 @@ def test_held_broken_inconclusive():
 @pytest.mark.parametrize(
     "failed, word",
     [
+        (64, "inconclusive"),
         (128, "inconclusive"),
         (512, "held"),
         (32, "held"),
@@ -54,6 +55,12 @@ def test_missing_shorter_length_stops_testing(failed, word):
 
 def test_lengths_below_trained_have_no_verdict():
     assert words({32: (1.0, 0.1), 128: (0.0, 0.001)}) == ["held"]
+    # a method that is worse at the trained length does not hold beyond it
+    assert words({64: (0.1, 0.001), 128: (0.0, 0.001)}) == ["inconclusive"]
+
+
+def test_half_a_nat_below_a_unigram_model_is_not_undertrained():
+    assert [is_undertrained(nll, 2.0) for nll in (1.499, 1.5, 1.501)] == [False, False, True]
 
 
 @pytest.mark.parametrize("family, t", [(1, 2.045229642), (8, 2.951)])  # t(29) at 1 - 0.025/family

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import evaluate as evaluate_script
 import generate as generate_script
@@ -16,10 +17,11 @@ from data.sampling.items import place_items
 from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
+from evaluation.tasks import item_session
 from evaluation.tasks.item_scoring import answer_items, by_item
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import ModelSettings, Transformer
+from model import ModelSettings, TokenPositions, Transformer
 from run_directory.run import Run
 from tests.files import results_of
 from tests.training.tiny import files_of
@@ -35,13 +37,12 @@ CASES = [
 ]
 
 
-def small(task, scheme, scale=3.0):
+def small(task, scheme, scale=3.0, **position):
     source = {"name": "symbols", "task": task, "lengths": [2, 5]}
     settings = DataSettings(source=source, tokenizer={"name": "symbols"})
     data = generated(settings)
-    model = ModelSettings(
-        dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40, position={"name": scheme}
-    )
+    position |= {"name": scheme}
+    model = ModelSettings(dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40, position=position)
     made = Transformer(model, data.tokenizer.vocab_size, data.longest).initialize(1)
     made = made.to(torch.float64).eval()
     with torch.no_grad():
@@ -118,6 +119,21 @@ def test_padding_and_batch_change_nothing(task, scheme):
     assert count == len(nll)
 
 
+def test_items_are_read_at_their_declared_length():
+    data, model = small(CASES[0][0], "rope", scaling={"name": "yarn", "factor": "auto"})
+    rows, placed = rows_of(data.items("evaluation", 0), 1)
+    expected = []
+    for length in (40, 41):
+        nll, _ = answer_items(model, rows, placed, length=length, batch=1)
+        places = TokenPositions.plain(rows.inputs.shape[1], length=length)
+        logits = model(torch.from_numpy(rows.inputs), places)[0].detach()
+        targets = torch.from_numpy(rows.targets[0])
+        losses = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        assert nll == pytest.approx(losses[targets != IGNORED].numpy(), abs=1e-12)
+        expected.append(losses.sum().item())
+    assert abs(expected[0] - expected[1]) > 1e-4
+
+
 def test_positions_are_drawn_once_or_for_each_item():
     data, _ = small(CASES[0][0], "rope")
     items = data.items("evaluation", 0)
@@ -170,10 +186,19 @@ def report_of(run: Path, name: str) -> dict:
     return results_of(run / "evaluation" / name)
 
 
-def test_run_is_evaluated_at_lengths_of_problems(run, capsys):
+def test_run_is_evaluated_at_lengths_of_problems(run, capsys, monkeypatch):
+    declared = []
+
+    def answer(*args, length, **more):
+        declared.append(length)
+        return answer_items(*args, length=length, **more)
+
+    monkeypatch.setattr(item_session, "answer_items", answer)
     call(evaluate_script, run, "protocol=tasks", "lengths=[[2,6],9,12]", "items=20", "folder=one")
     report = report_of(run, "one")
     assert report["lengths"] == [[2, 6], [9, 9], [12, 12]]
+    # <begin>, two terms, + and =, and a sum of one more digit
+    assert declared == [3 * 6 + 4, 3 * 9 + 4, 3 * 12 + 4]
     assert [cell["length"] for cell in report["cells"]] == [6, 9, 12]
     assert all(len(cell["unit_exact"]) == 20 for cell in report["cells"])
     assert report["methods"].keys() == {"trained"}  # no item is cut
@@ -216,17 +241,13 @@ def test_generation_uses_the_positions_of_the_task(run, capsys):
 
 
 def test_training_resumes_exactly(tmp_path, run):
-    """Bit for bit, from the checkpoint in the middle, also of the exposure."""
+    """Bit for bit, from the checkpoint in the middle."""
     copied = tmp_path / "again"
     shutil.copytree(run, copied)
     shutil.rmtree(copied / "checkpoints" / "step-00000008")
-    (copied / "exposure.npz").unlink()
     task = "{name: addition, positions: coupled, max_position: 16}"
     trained(copied, task, 22, "model.position={name: learned, max_length: 17}")
     assert files_of(copied, 8)[:2] == files_of(run, 8)[:2]
-    with np.load(run / "exposure.npz") as a, np.load(copied / "exposure.npz") as b:
-        assert all((a[key] == b[key]).all() for key in a)
-        assert len(a["positions"]) == 17
     assert Run(run).manifest["data_hash"] == Run(copied).open_data().hash
 
 

@@ -14,7 +14,7 @@ from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.task_analysis import analyse_tasks
-from evaluation.tasks.task_scoring import TaskScorer, read_items
+from evaluation.tasks.task_scoring import TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
@@ -137,6 +137,8 @@ def small_model():
         heads=6,
         kv_heads=2,
         ffn_dim=40,
+        # the declared length matters
+        position={"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
     )
     return Transformer(settings, TOKENIZER.vocab_size, 100).initialize(1).to(torch.float64).eval()
 
@@ -152,12 +154,12 @@ def model():
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])
-@pytest.mark.parametrize("length", [100, 200])
-def test_cached_prefix_matches_full_forward(model, chunk, length):
+@pytest.mark.parametrize(("length", "cut"), [(100, None), (200, 100), (200, None)])
+def test_cached_prefix_matches_full_forward(model, chunk, length, cut):
     """Also where the context is cut to the trained length."""
     _, drawn = draw(items=5)
     items = drawn.items[length]
-    cut = None if length == 100 else 100
+    read = cut or length
     answers = read_items(
         TaskScorer(model, chunk=chunk),
         items,
@@ -168,10 +170,10 @@ def test_cached_prefix_matches_full_forward(model, chunk, length):
     )
     for row, item in enumerate(items):
         for column, candidate in enumerate([item.answer, *item.others]):
-            tokens = torch.tensor([[256, *item.prompt, *candidate][-101:]])
-            assert tokens.shape == (1, 101)
+            tokens = torch.tensor([[256, *item.prompt, *candidate][-read - 1 :]])
+            assert tokens.shape == (1, read + 1)
             with torch.no_grad():
-                nll = model(tokens[:, :-1], TokenPositions.plain(100), targets=tokens[:, 1:])
+                nll = model(tokens[:, :-1], TokenPositions.plain(read), targets=tokens[:, 1:])
             expected = float(nll[0, -len(candidate) :].sum())
             assert answers.nll[row, column] == pytest.approx(expected, abs=1e-9)
 
@@ -210,6 +212,11 @@ def test_exact_match_ignores_padding_of_the_vocabulary(model):
     assert padded.exact.all()
     assert not whole.exact.all()
     assert (padded.nll == whole.nll).all()
+
+
+def test_a_tie_is_no_right_answer():
+    nll = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0], [3.0, 2.0, 4.0]])
+    assert TaskAnswers(nll, np.zeros(3, dtype=bool)).right.tolist() == [True, False, False]
 
 
 def test_non_finite_loss_fails_the_cell(tmp_path):

@@ -186,15 +186,32 @@ def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
     """A scheme whose loss is not finite for one of four seeds is not held for the other three."""
     record = results(seeds=4)
     assert derived(record).table.value("alibi", "held_to") == 4096
+    unmeasured = copy.deepcopy(record)
+    for cell in unmeasured["cells"]:
+        if cell["axes"] == {"scheme": "alibi", "seed": "2"}:
+            (row,) = stored_rows({"cells": [cell]}, "alibi", lengths=[1024])
+            cell["evaluations"]["long"]["cells"].remove(row)
     stored_rows(record, "alibi", lengths=[1024], seed=2)[0].update(FAILURE)
-    failed = derived(record)
+    for failed in (derived(unmeasured), derived(record)):
+        check_is_not_held_from_1024(failed, comparison)
+    assert derived(record).table.value("window", "context_reach") == 256
+    stored_rows(record, "window", lengths=[1024], seed=2)[0].update(FAILURE)
+    assert derived(record).table.value("window", "context_reach") == 2048
+
+
+def check_is_not_held_from_1024(failed, comparison):
     assert failed.table.get("alibi", "nll", 1024) is None
     assert failed.table.value("alibi", "held_to") == 512
     assert verdicts(failed, "alibi") == ["held", "inconclusive", "inconclusive"]
     assert failed.family == comparison.family  # it was to be measured, and counts
-    assert failed.table.value("window", "context_reach") == 256
-    stored_rows(record, "window", lengths=[1024], seed=2)[0].update(FAILURE)
-    assert derived(record).table.value("window", "context_reach") == 2048
+
+
+def test_a_seed_that_fails_at_the_trained_length_is_in_no_difference():
+    record = results(seeds=4)
+    stored_rows(record, "alibi", lengths=[L0], seed=2)[0].update(FAILURE)
+    failed = derived(record)
+    assert set(verdicts(failed, "alibi")) == {"inconclusive"}
+    assert {row.seeds for row in failed.table.select("delta", "alibi")} == {"3"}
 
 
 @pytest.mark.parametrize(

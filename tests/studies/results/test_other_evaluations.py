@@ -58,6 +58,20 @@ def test_few_seeds_and_other_items_make_no_claims(change):
 
 
 @pytest.mark.parametrize(
+    ("evaluation", "metric", "length"),
+    [("passkey", "accuracy", 256), ("passkey", "exact", 256), ("attention", "logit_std", 512)],
+)
+def test_what_one_seed_lacks_has_no_number(evaluation, metric, length):
+    record = with_others(results(schemes=("rope", "window")))
+    result = stored(record, "window", evaluation)[1]
+    result["cells"] = [cell for cell in result["cells"] if cell["length"] != length]
+    table = read_other(read_study(record), evaluation, ()).table
+    assert table.get("window", metric, length) is None
+    for name, other in (("rope", length), ("window", 2 * length)):
+        assert table.get(name, metric, other) is not None
+
+
+@pytest.mark.parametrize(
     ("evaluation", "place", "of_cell"),
     [
         (
