@@ -1,6 +1,6 @@
 """One decoder layer: a token mixer and a gated MLP, with their norms."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -18,9 +18,8 @@ from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
 from model.mixers import MIXERS
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer
-from model.mixers.softmax import KeyMixer
 from model.model_settings import Activation, ModelSettings
-from model.sharding import GatheredKeys, ShardedWindow
+from model.sharding import ShardedWindow
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
@@ -129,7 +128,6 @@ class Block(nn.Module):
         passes: Iterable[AttentionPass],
         layer_cache: Any,
         hook: AttentionHook | None = None,
-        window: ShardedWindow | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of the passes; with K = 0 the pass only fills
         the cache.
@@ -137,10 +135,10 @@ class Block(nn.Module):
         Args:
             passes: one pass, or those of the chunks of x, in order, where the window is sharded.
                 They may be created one at a time.
-            window: the window that x is a part of; its other ranks call their block too. x is
-                updated in place where the window is streamed.
+            layer_cache: keys or state before these tokens, or None; or the sharded window that x is
+                a part of. x is updated in place where the window is streamed.
         """
-        args = x, passes, layer_cache, hook, window
+        args = x, passes, layer_cache, hook
         recompute = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
         run = self._selective if recompute == "selective" else self._forward
         if self._compiled and self.training:
@@ -164,47 +162,13 @@ class Block(nn.Module):
         passes: Iterable[AttentionPass],
         layer_cache: Any,
         hook: AttentionHook | None,
-        window: ShardedWindow | None,
     ) -> Tensor:
-        if window is None:
-            (only,) = passes
-            return self._layer(x, only, layer_cache, hook)
-        gathered = self.mixer.sharded_cache(window)
-        parts = []
-        if not window.streamed and isinstance(gathered, GatheredKeys):
-            return self._overlapped(window.split(x), passes, gathered, hook)
-        for part, each in zip(window.split(x), passes, strict=True):
-            out = self._layer(part, each, gathered, hook)
-            if window.streamed and out.shape == part.shape:
-                out = part.copy_(out)
-            parts.append(out)
-        is_updated = window.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
-        return x if is_updated else torch.cat(parts, dim=1)
+        if isinstance(layer_cache, ShardedWindow):
+            return layer_cache.run(self, x, passes, hook)
+        (only,) = passes
+        return self.chunk(x, only, layer_cache, hook)
 
-    def _overlapped(
-        self,
-        parts: Sequence[Tensor],
-        passes: Iterable[AttentionPass],
-        gathered: GatheredKeys,
-        hook: AttentionHook | None,
-    ) -> Tensor:
-        """The passes of all chunks. All gathers start before the first attention, in the same order
-        on all ranks, so that those of later chunks overlap with it."""
-        assert isinstance(self.mixer, KeyMixer)
-        started = []
-        outputs = []
-        for part, each in zip(parts, passes, strict=True):
-            normed = self.input_norms[0](part)
-            plan, k, v = self.mixer.project(normed, each, gathered)
-            gathered.start(k, v)
-            started.append((part, each, normed, plan))
-        for part, each, normed, plan in started:
-            k, v = gathered.finish()
-            mixed = self.mixer.attend(normed, each, plan, k, v, hook)
-            outputs.append(self._finish(part, each, mixed))
-        return torch.cat(outputs, dim=1)
-
-    def _layer(
+    def chunk(
         self,
         x: Tensor,
         step: AttentionPass,
@@ -217,9 +181,9 @@ class Block(nn.Module):
             mixed = self.mixer(normed, step, layer_cache)
         else:
             mixed = self.mixer(normed, step, layer_cache, hook)
-        return self._finish(x, step, mixed)
+        return self.finish(x, step, mixed)
 
-    def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
+    def finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
         """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K,
         C)."""
         r = self.residual_multiplier

@@ -7,7 +7,7 @@ D head dimension, V vocabulary size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
-from model.attention.mask import mask_dtype
+from model.attention.mask import joined, mask_dtype
 from model.block import Block, Checkpointing
 from model.cache import Cache, CacheIndex
 from model.carried_state import CarriedState
@@ -27,6 +27,9 @@ from model.model_settings import ModelSettings, check_override
 from model.position import SCHEMES, AttentionContext, PositionalScheme
 from model.sharding import ContextShard, ShardedWindow
 from model.token_positions import TokenPositions
+
+Hooks = Sequence[AttentionHook | None]  # of each layer
+Reduction = Literal["none", "sum"]  # of the negative log-likelihood
 
 
 def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -234,8 +237,8 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | CarriedState | None = None,
         keep: int | None = None,
-        hooks: Sequence[AttentionHook | None] | None = None,
-        reduction: Literal["none", "sum"] = "none",
+        hooks: Hooks | None = None,
+        reduction: Reduction = "none",
         z_loss: float | None = None,
         shard: ContextShard | None = None,
     ) -> Tensor:
@@ -289,26 +292,21 @@ class Transformer(nn.Module):
             count = tokens.shape[1]
             positions = TokenPositions.plain(count, offset=offset, device=tokens.device)
         keep = tokens.shape[1] if keep is None else keep
-        if shard is not None and is_streamed:
-            window = ShardedWindow(shard, positions, streamed=True)
+        window = shard and ShardedWindow(shard, positions, is_streamed)
+        if window and is_streamed:
             x = self._stream(tokens, window, keep, hooks)
-            return self._outputs(self.norm(x), targets, reduction, z_loss)
-        window = None
-        own = [positions]
-        if shard is not None:
-            window = ShardedWindow(shard, positions)
-            own = window.own
+            return self._outputs(x, targets, reduction, z_loss)
+        own = window.own if window else [positions]
         run = self._compiled if self._compiled and self.training else self.forward_chunks
         return run(
             tokens,
             [self.prepare(new) for new in own],
             targets=targets,
-            cache=cache,
+            cache=window or cache,
             keep=keep,
             hooks=hooks,
             reduction=reduction,
             z_loss=z_loss,
-            window=window,
         )
 
     def prepare(self, positions: TokenPositions) -> TokenChunk:
@@ -339,22 +337,22 @@ class Transformer(nn.Module):
         chunks: list[TokenChunk],
         *,
         targets: Tensor | None,
-        cache: Cache | CarriedState | None,
+        cache: Cache | CarriedState | ShardedWindow | None,
         keep: int,
-        hooks: Sequence[AttentionHook | None] | None,
-        reduction: Literal["none", "sum"],
+        hooks: Hooks | None,
+        reduction: Reduction,
         z_loss: float | None,
-        window: ShardedWindow | None,
     ) -> Tensor:
         """`forward` with prepared chunks of tokens; torch.compile traces it."""
-        if window is not None:
-            keys = self._sharded_keys(window)
+        sequence = None
+        if isinstance(cache, ShardedWindow):
+            keys = self._sharded_keys(cache)
+            sequence = cache.positions
         elif cache is not None:
             keys = [cache.advance(chunks[0].positions)]
         else:
             keys = [dict.fromkeys(self.kinds, chunks[0].positions)]
         x = self._embed(tokens, chunks)  # (B, T, C)
-        sequence = None if window is None else window.positions
         batch = len(x)
         passes = [
             self.passes(batch, chunk, visible, sequence=sequence)
@@ -364,28 +362,46 @@ class Transformer(nn.Module):
         if keep < tokens.shape[1]:
             queries = chunks[0].positions.last(keep)
             last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
+
+        def passes_of(name: str, is_last: bool) -> list[AttentionPass]:
+            return [each[name] for each in (last_passes if is_last else passes)]
+
+        x = self._through_layers(x, passes_of, cache, hooks)
+        return self._outputs(x, targets, reduction, z_loss)
+
+    def _through_layers(
+        self,
+        x: Tensor,
+        passes_of: Callable[[str, bool], Iterable[AttentionPass]],
+        cache: Cache | CarriedState | ShardedWindow | None,
+        hooks: Hooks | None,
+    ) -> Tensor:
+        """The embeddings x (B, T, C) → normalized hidden states (B, K, C).
+
+        Args:
+            passes_of: the passes of a scheme instance, by its name and whether they are those of
+                the last layer.
+        """
+        last = len(self.layers) - 1
+        # all layers know a sharded window
+        is_whole = cache is None or isinstance(cache, ShardedWindow)
         for i, block in enumerate(self.layers):
-            is_last = i == len(self.layers) - 1
             name, _ = self.layer_schemes[i]
-            own_passes = last_passes if is_last else passes
-            x = block(
-                x,
-                [each[name] for each in own_passes],
-                None if cache is None else cache.layers[i],
-                None if hooks is None else hooks[i],
-                window,
-            )
-        return self._outputs(self.norm(x), targets, reduction, z_loss)
+            layer_cache = cache if is_whole else cache.layers[i]
+            hook = None if hooks is None else hooks[i]
+            x = block(x, passes_of(name, i == last), layer_cache, hook)
+        return self.norm(x)
 
     def _stream(
         self,
         tokens: Tensor,
         window: ShardedWindow,
         keep: int,
-        hooks: Sequence[AttentionHook | None] | None,
+        hooks: Hooks | None,
     ) -> Tensor:
-        """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created
-        anew for each chunk and layer: those of all chunks would take more memory than the keys."""
+        """Normalized hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks
+        are created anew for each chunk and layer: those of all chunks would take more memory than
+        the keys."""
         for scheme in self.position.values():
             scheme.check(window.positions)  # raises on every rank alike
         chunks = list(zip(window.own, self._sharded_keys(window), window.last(keep), strict=True))
@@ -400,11 +416,7 @@ class Transformer(nn.Module):
         x = self.embed_tokens(tokens)
         for part, new in zip(window.split(x), window.own, strict=True):
             part.copy_(self.embed_chunk(part, self.prepare(new)))
-        for i, block in enumerate(self.layers):
-            name, _ = self.layer_schemes[i]
-            hook = None if hooks is None else hooks[i]
-            x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
-        return x
+        return self._through_layers(x, passes, window, hooks)
 
     def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:
         """The positions of the keys by layer kind, for each of this rank's chunks."""
@@ -416,15 +428,8 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, chunks: list[TokenChunk]) -> Tensor:
         """Embeddings (B, T, C) of the tokens of all chunks, with positions."""
-        x = self.embed_tokens(tokens)
-        if len(chunks) == 1:
-            return self.embed_chunk(x, chunks[0])
-        parts = []
-        for chunk in chunks:
-            count = chunk.positions.count
-            parts.append(self.embed_chunk(x[:, :count], chunk))
-            x = x[:, count:]
-        return torch.cat(parts, dim=1)
+        parts = self.embed_tokens(tokens).split([chunk.positions.count for chunk in chunks], dim=1)
+        return joined([self.embed_chunk(*each) for each in zip(parts, chunks, strict=True)], 1)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """The token embeddings (B, T, C), without positions."""
@@ -485,7 +490,7 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         targets: Tensor | None,
-        reduction: Literal["none", "sum"],
+        reduction: Reduction,
         z_loss: float | None,
     ) -> Tensor:
         """See `forward`, from normalized hidden states x (B, K, C)."""

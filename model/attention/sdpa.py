@@ -139,14 +139,6 @@ def _masked(
     mask: Tensor,
     scale: float,
 ) -> Tensor:
-    heads = q.shape[1]
-    groups = k.shape[1]
-    is_single = q.shape[2] == 1
-    if is_single and heads != groups:
-        # The queries of a group become the queries of one key/value head.
-        q = q.unflatten(1, (groups, -1)).squeeze(3)
-        if mask.shape[1] == heads:
-            mask = mask.unflatten(1, (groups, -1)).squeeze(3)
     dtype = v.dtype
     if q.device.type == "cuda":
         # The fused kernel with a mask requires equal numbers of heads, and a contiguous mask of q's
@@ -158,5 +150,4 @@ def _masked(
     # Autocast would round the mask and copy the strided view. q, k and v have the dtype of v.
     with no_autocast(q):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-    out = out.to(dtype)
-    return out.flatten(1, 2).unsqueeze(2) if is_single else out
+    return out.to(dtype)

@@ -177,16 +177,20 @@ class PackedBlock:
     def step(self, x: Tensor, layer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """x (B, C) → (B, C), in place, with attention of a `PreparedLayer`."""
         normed = self.input_norms[0](x)
+        return self._finish(x, normed, layer(*self._projected(normed), normed))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, D), keys and values (B, G, D) of the normalized input x (B, C)."""
         attention = self.attention
-        if self.has_norms:
-            q, k, v = self.qkv(normed).unsqueeze(1).split_with_sizes(self.widths, 2)
-            q = attention.normalized(attention.q_norm, q).squeeze(2)
-            k = attention.normalized(attention.k_norm, k).squeeze(2)
-            v = attention.v_norm(attention.split(v)).squeeze(2)
-        else:
-            by_head = self.qkv(normed).view(len(x), -1, attention.head_dim)
+        projected = self.qkv(x)
+        if not self.has_norms:
+            by_head = projected.view(len(x), -1, attention.head_dim)
             q, k, v = by_head.split_with_sizes(self.heads, 1)
-        return self._finish(x, normed, layer(q, k, v, normed))
+            return q, k, v
+        q, k, v = projected.unsqueeze(1).split_with_sizes(self.widths, 2)
+        q = attention.normalized(attention.q_norm, q).squeeze(2)
+        k = attention.normalized(attention.k_norm, k).squeeze(2)
+        return q, k, attention.v_norm(attention.split(v)).squeeze(2)
 
     def _finish(self, x: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
         """The output for the input x (B, C), with its norm, and the heads' outputs (B, H·D)."""
@@ -216,11 +220,8 @@ class PackedBlock:
         attention = self.attention
         inputs = x.unsqueeze(1)
         plan = step.plan.bind(inputs, layer_cache)
-        q, k, v = self.qkv(x).unsqueeze(1).split_with_sizes(self.widths, 2)
-        q = attention.normalized(attention.q_norm, q)
-        k = attention.normalized(attention.k_norm, k)
+        q, k, v = (part.unsqueeze(2) for part in self._projected(x))
         k = attention.shifted(k, step, layer_cache)
-        v = attention.v_norm(attention.split(v))
         k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
         views = attention.views(plan, q, k, step, inputs)
         return attention.weighted(views, v).reshape(len(x), -1)
