@@ -164,21 +164,6 @@ def visibility_mask(
 
 
 @dataclass(frozen=True)
-class CausalBand:
-    """A causal band known on the host: query i attends to keys j with 0 ≤ i + offset − j < window,
-    and to the first `sinks` keys."""
-
-    offset: int
-    window: int | None = None
-    sinks: int = 0
-
-    def keys(self, start: int, stop: int) -> tuple[int, int]:
-        """The range of keys visible to any query in [start, stop), without sinks."""
-        low = 0 if self.window is None else max(0, start + self.offset - self.window + 1)
-        return low, stop + self.offset
-
-
-@dataclass(frozen=True)
 class BiasForms:
     """Forms of an elementwise bias that kernels evaluate faster, where it has them.
 
@@ -206,8 +191,10 @@ class AttentionMask:
     Attributes:
         mask_mod, bias: elementwise over indices.
         separation: elementwise over (row, query, key): query position − key position.
-        band: in plain layout, a bound on the visible keys, known on the host.
+        is_plain: plain layout. Visible keys are in a band known on the host: query i attends at most
+            to keys j with 0 ≤ i + keys − queries − j < window, and to the first `sinks`.
         is_band: the mask equals the band.
+        window, sinks: of the band; there are sinks with a window only.
         forms: other forms of the bias.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
@@ -222,8 +209,10 @@ class AttentionMask:
     mask_mod: MaskFunction
     separation: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias: BiasFunction | None = None
-    band: CausalBand | None = None
+    is_plain: bool = False
     is_band: bool = False
+    window: int | None = None
+    sinks: int = 0
     forms: BiasForms = field(default_factory=BiasForms)
     unit_steps: bool = False
     rows: int = 1
@@ -237,9 +226,8 @@ class AttentionMask:
     @property
     def is_causal_only(self) -> bool:
         """Plain causal attention, for which the fused causal kernel applies."""
-        if self.band is None or not self.is_band or self.bias is not None:
-            return False
-        return self.band.window is None or self.band.window >= self.keys
+        reaches_all = self.window is None or self.window >= self.keys
+        return self.is_band and reaches_all and self.bias is None
 
     @property
     def is_by_distance(self) -> bool:
@@ -261,24 +249,23 @@ class AttentionMask:
         return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
 
     @property
-    def sinks(self) -> int:
-        """Number of leading keys that stay visible outside the window."""
-        return 0 if self.band is None or self.band.window is None else self.band.sinks
-
-    @property
     def distance_block(self) -> int:
         """Queries per block of a mask by distance. Narrow windows have smaller blocks, which
         contain fewer masked pairs."""
-        assert self.band is not None
-        window = self.band.window
-        narrow = window is not None and window < 4 * WIDE_BLOCK
+        narrow = self.window is not None and self.window < 4 * WIDE_BLOCK
         return QUERY_BLOCK if narrow else WIDE_BLOCK
+
+    def band_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The range of keys in the band of any query in [start, stop), without sinks."""
+        offset = self.keys - self.queries
+        low = 0 if self.window is None else max(0, start + offset - self.window + 1)
+        return low, stop + offset
 
     def keys_of(self, start: int, stop: int) -> slice | Tensor:
         """Index of the keys visible to any query in [start, stop)."""
-        if self.band is None:
+        if not self.is_plain:
             return slice(0, self.keys)
-        low, high = self.band.keys(start, stop)
+        low, high = self.band_of(start, stop)
         if low <= self.sinks:
             return slice(0 if self.sinks else low, high)
         if not self.sinks:
@@ -301,11 +288,10 @@ class AttentionMask:
         return self._lowered[name]
 
     def _by_distance(self) -> Tensor:
-        assert self.band is not None
         d = self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
         hidden = d < 0
-        if self.band.window is not None:
-            hidden |= d >= self.band.window
+        if self.window is not None:
+            hidden |= d >= self.window
         if self.forms.distance is None:
             values = torch.zeros(1, len(d), device=self.device)
         else:

@@ -121,11 +121,9 @@ def distance_mask(
     The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' +
     j, so strides of (1, 1) describe it without a copy.
     """
-    band = mask.band
-    assert band is not None
-    low, high = band.keys(start, stop)
+    low, high = mask.band_of(start, stop)
     values = mask.by_distance().to(mask_dtype(q))
-    farthest = stop - 1 + band.offset - low  # distance of the last query to the first key
+    farthest = high - 1 - low  # distance of the last query to the first key
     origin = mask.keys - 1 - farthest
     shape = (1, values.shape[0], stop - start, high - low)
     strided = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)

@@ -25,7 +25,6 @@ from model.attention.mask import (
     AttentionView,
     BiasForms,
     BiasFunction,
-    CausalBand,
     DistanceFunction,
     MaskFunction,
     Normalizer,
@@ -133,7 +132,6 @@ class AttentionContext:
         has_equal_rows = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         is_pure = bias is None and mask_mod is None
         is_same = is_plain and not by_row and (has_equal_rows or is_pure)
-        band = CausalBand(keys - queries, self.window, self.sinks) if is_plain else None
         mask = AttentionMask(
             batch=self.batch,
             heads=self.heads,
@@ -143,8 +141,10 @@ class AttentionContext:
             mask_mod=restricted,
             separation=self.separation(),
             bias=bias,
-            band=band,
+            is_plain=is_plain,
             is_band=is_plain and mask_mod is None,
+            window=self.window,
+            sinks=self.sinks,
             forms=forms or BiasForms(),
             unit_steps=is_plain and self.keys.unit_steps,
             rows=1 if is_same else self.batch,
