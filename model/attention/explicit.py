@@ -83,6 +83,18 @@ def explicit_attend(
     return by_block(block, mask.queries, size, recompute=True)
 
 
+def dense_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """`explicit_attend` with all scores at once."""
+    queries = views[0].mask.queries
+    details = attention_details(views, v, scale, normalizer, 0, queries, whole=True)
+    return details.output.to(v.dtype)
+
+
 @dataclass(frozen=True)
 class AttentionDetails:
     """Logits, weights and outputs of a range of queries, in float32 or float64.

@@ -191,8 +191,8 @@ class AttentionMask:
     Attributes:
         mask_mod, bias: elementwise over indices.
         separation: elementwise over (row, query, key): query position − key position.
-        is_plain: plain layout. Visible keys are in a band known on the host: query i attends at most
-            to keys j with 0 ≤ i + keys − queries − j < window, and to the first `sinks`.
+        is_plain: plain layout. Visible keys are in a band known on the host: query i attends to no
+            keys j but those with 0 ≤ i + keys − queries − j < window, and the first `sinks`.
         is_band: the mask equals the band.
         window, sinks: of the band; there are sinks with a window only.
         forms: other forms of the bias.

@@ -18,6 +18,7 @@ from model.attention.mask import (
     QUERY_BLOCK,
     AttentionMask,
     AttentionView,
+    Normalizer,
     mask_dtype,
     no_autocast,
     repeated,
@@ -82,8 +83,14 @@ def blocks_attend(
     return by_block(by_pair, mask.queries, size, recompute=True)
 
 
-def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor:
-    """(B, H, T, D) of several views on a CPU, without gradients, merged by log-sum-exp."""
+def merged_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """(B, H, T, D) of a softmax over several views on a CPU, without gradients, merged by
+    log-sum-exp."""
     mask = views[0].mask
 
     def block(start: int, stop: int) -> Tensor:

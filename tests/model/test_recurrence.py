@@ -239,7 +239,7 @@ def test_arguments_of_kernels(form, monkeypatch):
         )
         return out.transpose(1, 2), end.memory
 
-    name = fla_kernels.KERNELS[
+    name = fla_kernels.FLA_KERNELS[
         x.is_delta, None if x.log_decay is None else x.log_decay.shape[-1] > 1
     ]
     package = SimpleNamespace(**{f"chunk_{name}": kernel})
