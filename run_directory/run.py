@@ -35,6 +35,7 @@ from data.generated import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer
+from model.decoding import pack
 from run_directory.checkpoints import (
     AVERAGE,
     STATE,
@@ -335,7 +336,7 @@ class Run:
             elif default == "ema":
                 digest = hashlib.sha256(f"{chosen} {digest}".encode()).hexdigest()
             return LoadedRun(
-                model=model.to(device).eval().pack(),
+                model=pack(model.to(device).eval()),
                 tokenizer=self.tokenizer,
                 settings=settings,
                 step=source.step,

@@ -5,6 +5,7 @@ constructs.
 import ast
 import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.files import ROOT
@@ -24,45 +25,23 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["interop"] = {*MAY_IMPORT} - {"studies"}
 PACKAGES = {*MAY_IMPORT, "scripts", "tests"}
-# Modules of the model, one level a line: higher levels import lower ones. SCHEMES are all other files
-# of model/position.
-LEVELS = """
-model.token_positions model.attention model.fast model.attention.weights model.mixers
-model.loss model.attention.mask
-model.fast.biased model.fast.single_query model.attention.flex model.attention.explicit
-model.attention.sdpa
-model.attention.kernels model.position.table
-model.position.temperature
-model.position.base
-SCHEMES
-model.position.registry
+# Parts of the model, lowest first: modules import those of their own part and of lower lines.
+PARTS = """
+model.token_positions model.loss model.devices
+model.attention
 model.position
-model.cache model.mixers.recurrence
-model.fast.fla
-model.attention.sharding
-model.mixers.layer_state
-model.mixers.base
-model.attention.softmax
-model.mixers.linear
-model.mixers.short_convolution
-model.mixers.recurrent
-model.mixers.latent
-model.mixers.registry
+model.cache
+model.sharding
+model.mixers
 model.model_settings
 model.carried_state model.block
-model.fast.joined_weights
 model.transformer
-model.fast.packed model.static_cache model.cuda_graph
-model.fast.prepared
 model.decoding
 model
 """
 RANKS = {
-    module: level
-    for level, line in enumerate(LEVELS.strip().splitlines())
-    for module in line.split()
+    part: level for level, line in enumerate(PARTS.strip().splitlines()) for part in line.split()
 }
-SCHEME = RANKS["SCHEMES"]
 
 
 def sources() -> list[Path]:
@@ -137,9 +116,10 @@ def arrows(path: Path) -> list[tuple[int, str]]:
     return imports(parsed(path), module_of(path), path.name == "__init__.py")
 
 
-def rank(module: str) -> int:
-    is_scheme = module.startswith("model.position.")
-    return RANKS.get(module, SCHEME if is_scheme else RANKS["model.transformer"])
+def part_of(module: str) -> str:
+    """The part of the model that a module belongs to; fails for a module of none."""
+    folder = ".".join(module.split(".")[:2])
+    return folder if folder in RANKS else module
 
 
 def test_package_imports_follow_the_layers():
@@ -159,15 +139,17 @@ def test_package_imports_follow_the_layers():
 
 
 def test_model_imports_follow_the_layers():
-    wrong = []
-    for path in sorted((ROOT / "model").rglob("*.py")):
-        high = rank(module_of(path))
-        for line, name in arrows(path):
-            low = rank(name)
-            if name.split(".")[0] == "model" and not (low < high or low == high == SCHEME):
-                wrong.append(
-                    f"{shown(path)}:{line}: rank {high} may not import {name} (rank {low})"
-                )
+    imported = {
+        module_of(path): {name for _, name in arrows(path) if name.split(".")[0] == "model"}
+        for path in sorted((ROOT / "model").rglob("*.py"))
+    }
+    TopologicalSorter(imported).prepare()  # raises CycleError
+    wrong = [
+        f"{module} may not import {name}"
+        for module, names in imported.items()
+        for name in names
+        if (low := part_of(name)) != (high := part_of(module)) and RANKS[low] >= RANKS[high]
+    ]
     assert wrong == []
 
 

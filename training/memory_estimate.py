@@ -93,8 +93,8 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     low = HALF if layout.half else size
     whole = []
     stored = 0.0
-    for block in model.blocks:
-        mixer = block.attention
+    for block in model.layers:
+        mixer = block.mixer
         norms = 4 if block.norm_placement == "both" else 2
         inner = norms * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
         whole.append((2 * norms * s.dim + mixer.heads + norms) * size + inner * low)
@@ -115,8 +115,8 @@ def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> floa
     a time. Layers with a state gather it instead, which is small."""
     numbers = [0.0]
     dropped = 0.0  # of one pass of a layer with a window
-    for block in model.blocks:
-        mixer = block.attention
+    for block in model.layers:
+        mixer = block.mixer
         scheme = mixer.position.settings
         tokens = length * (1 - 1 / (2 * layout.context))
         if scheme.window is not None and not scheme.sinks:

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from errors import FAILED, RANK_LOST, TrainingError, printable
 from model import ContextShard, Transformer
-from model.attention.sharding import is_broken_link
+from model.sharding import is_broken_link
 from run_directory.process_group import ProcessGroup, error_barrier
 from run_directory.training_settings import TrainingSettings
 from training.launch import COMMAND, check_devices, check_launch, check_world, requests_fsdp

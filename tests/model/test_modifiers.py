@@ -12,8 +12,7 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 from model import TokenPositions
 from model.attention.kernels import attend
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 from tests.model.alone import context_of, doubles, drawn, normal, scheme_of, visible
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 

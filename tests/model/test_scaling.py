@@ -12,9 +12,8 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 
 from model import TokenPositions
-from model.position.rotation import apply_rotation, rotation_factors
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import Rope
+from model.position.schemes.rope import Rope, apply_rotation, rotation_factors
 from tests.files import table
 from tests.model.alone import doubles, normal, scheme_of
 from tests.model.zoo import close

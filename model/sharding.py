@@ -9,6 +9,7 @@ describes the design.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,6 +211,36 @@ class ShardedWindow:
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The chunks of this rank's tokens x (B, T, ·)."""
         return x.split([chunk.count for chunk in self.own], dim=1)
+
+    def run(self, block: Any, x: Tensor, passes: Iterable[Any], hook: Any) -> Tensor:
+        """One layer over the chunks of this rank's tokens; see `Block.forward`."""
+        chunks = zip(self.split(x), passes, strict=True)
+        cache = block.mixer.sharded_cache(self)
+        if not self.streamed and isinstance(cache, GatheredKeys):
+            return self._overlapped(block, list(chunks), cache, hook)
+        parts = []
+        for part, step in chunks:
+            out = block.chunk(part, step, cache, hook)
+            parts.append(part.copy_(out) if self.streamed and out.shape == part.shape else out)
+        is_updated = self.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
+        return x if is_updated else torch.cat(parts, dim=1)
+
+    def _overlapped(
+        self, block: Any, chunks: list[tuple[Tensor, Any]], cache: GatheredKeys, hook: Any
+    ) -> Tensor:
+        """`run` where all gathers start before the first attention, in the same order on all ranks,
+        so that those of later chunks overlap with it."""
+        normed = [block.input_norms[0](part) for part, _ in chunks]
+        plans = []
+        for own, (_, step) in zip(normed, chunks, strict=True):
+            plan, k, v = block.mixer.project(own, step, cache)
+            cache.start(k, v)
+            plans.append(plan)
+        outputs = []
+        for own, (part, step), plan in zip(normed, chunks, plans, strict=True):
+            mixed = block.mixer.attend(own, step, plan, *cache.finish(), hook)
+            outputs.append(block.finish(part, step, mixed))
+        return torch.cat(outputs, dim=1)
 
 
 class GatheredLayer:

@@ -25,16 +25,16 @@ from model.attention.mask import (
     AttentionView,
     BiasForms,
     BiasFunction,
-    CausalBand,
     DistanceFunction,
     MaskFunction,
+    Normalizer,
     QueryBlock,
     no_autocast,
     precise,
     visibility_mask,
 )
 from model.position.table import LookupTable
-from model.position.temperature import AnyTemperature, NoTemperature
+from model.position.temperature import AdaptiveTemperature, AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings, optional, setting
 
@@ -132,7 +132,6 @@ class AttentionContext:
         has_equal_rows = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         is_pure = bias is None and mask_mod is None
         is_same = is_plain and not by_row and (has_equal_rows or is_pure)
-        band = CausalBand(keys - queries, self.window, self.sinks) if is_plain else None
         mask = AttentionMask(
             batch=self.batch,
             heads=self.heads,
@@ -142,8 +141,10 @@ class AttentionContext:
             mask_mod=restricted,
             separation=self.separation(),
             bias=bias,
-            band=band,
+            is_plain=is_plain,
             is_band=is_plain and mask_mod is None,
+            window=self.window,
+            sinks=self.sinks,
             forms=forms or BiasForms(),
             unit_steps=is_plain and self.keys.unit_steps,
             rows=1 if is_same else self.batch,
@@ -343,6 +344,54 @@ class PositionSettings(StrictSettings):
             if self.sinks:
                 parts.append(f"{self.sinks} sink{'s' if self.sinks > 1 else ''}")
         return ", ".join(parts)
+
+
+class Modifiers(nn.Module):
+    """Temperature, sink and weights of one layer, for any scheme."""
+
+    def __init__(self, settings: PositionSettings, heads: int, dim: int):
+        super().__init__()
+        self.settings = settings
+        self._heads = heads
+        temperature = settings.temperature
+        self.scale = self.adaptive = self.sink = None
+        if isinstance(temperature, AdaptiveTemperature):
+            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), dim))
+        elif temperature.learned:
+            self.scale = nn.Parameter(torch.empty(heads))
+        if settings.sink_logit == "learned":
+            self.sink = nn.Parameter(torch.empty(heads))
+        given = temperature.by_head
+        if given is not None and len(given) != heads:
+            raise ModelError(
+                f"model.position.temperature.value must have one factor per head ({heads}), got "
+                f"{len(given)}"
+            )
+
+    def initialize(self) -> None:
+        with torch.no_grad():
+            if self.scale is not None:
+                self.scale.fill_(self.settings.temperature.initial)
+            for weight in (self.adaptive, self.sink):
+                if weight is not None:
+                    weight.zero_()
+
+    def scale_queries(self, q: Tensor, factors: Tensor | None, x: Tensor) -> Tensor:
+        """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per
+        query, and x (B, K, C) the layer inputs."""
+        if self.scale is not None:
+            q = q * self.scale[:, None, None].to(q.dtype)
+        if self.adaptive is not None:
+            assert factors is not None
+            factors = self.settings.temperature.adapt(factors, x, self.adaptive, self._heads)
+        return q if factors is None else (q * factors[..., None]).to(q.dtype)
+
+    def normalizer(self, device: torch.device) -> Normalizer:
+        """How logits become weights."""
+        sink = self.sink
+        if self.settings.sink_logit == "zero":
+            sink = torch.zeros(self._heads, device=device)
+        return Normalizer(sink, is_sparse=self.settings.weights == "entmax")
 
 
 class SharableSettings(PositionSettings):

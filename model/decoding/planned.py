@@ -3,7 +3,7 @@
 A small model takes about a millisecond per token, most of it for Python objects and single
 operations. A chunk of passes is therefore planned as one pass over its tokens, which creates
 tables, masks and slots of the cache; later slots are masked until they are written. The plain form
-is `decode_pass` in `model/decoding.py`.
+is `PackedModel.step`.
 """
 
 import torch
@@ -11,18 +11,17 @@ from torch import Tensor
 
 from model.attention.explicit import query_block
 from model.attention.mask import PRECISE
-from model.attention.softmax import Attention
 from model.cache import Cache, LayerCache
-from model.fast.packed import PackedBlock, PackedModel
-from model.mixers.base import AttentionPass
+from model.decoding.packed import PackedBlock, PackedModel
+from model.mixers.mixer import AttentionPass
+from model.mixers.softmax import Attention
 from model.position import AttentionPlan, ContentPlan, PositionalScheme
 from model.token_positions import TokenPositions
-from model.transformer import Transformer
 
 CHUNK = 32  # passes that are planned together
 
 
-class PreparedLayer:
+class PlannedLayer:
     """Attention of one layer in the passes of a chunk, each of which it is called for once.
 
     A plan that `supports` accepts maps queries and keys linearly, alike in all rows and heads, so a
@@ -89,33 +88,31 @@ class PreparedLayer:
         return torch.bmm(weights, self._values).view(len(x), -1)
 
 
-class PreparedDecoder:
+class PlannedDecoder:
     """The passes after a prompt, with keys in a growing cache; see `make_decoder`."""
 
     def __init__(
         self,
-        model: Transformer,
         packed: PackedModel,
         cache: Cache,
         positions: TokenPositions,
     ):
-        self.model = model
         self.packed = packed
         self.cache = cache
         self.positions = positions
-        self._layers: list[PreparedLayer] = []
+        self._layers: list[PlannedLayer] = []
         self._start = 0  # the next chunk
         self._left = 0  # passes of the chunk
 
     @staticmethod
     def supports(
-        model: Transformer,
         packed: PackedModel,
         positions: TokenPositions,
         plans: dict[str, AttentionPlan | ContentPlan],
     ) -> bool:
         """Whether all layers are attention to all earlier tokens of rows of equal length, under
         schemes that map queries and keys linearly, or act on distances alone."""
+        model = packed.model
         weight = model.embed.weight
         choices = [kind.position for kind in model.kinds.values()]
         return (
@@ -124,23 +121,23 @@ class PreparedDecoder:
             and positions.layout == "plain"
             and all(isinstance(block, PackedBlock) for block in packed.blocks)
             and all(choice.window is None and choice.shifted_keys == 0 for choice in choices)
-            and all(type(x).embed is PositionalScheme.embed for x in model.schemes.values())
+            and all(type(x).embed is PositionalScheme.embed for x in model.position.values())
             and all(isinstance(plan, AttentionPlan) and plan.is_uniform for plan in plans.values())
         )
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,)."""
         if self._left == 0:
-            self._prepare()
+            self._plan()
         self._left -= 1
-        x = self.model.embed_tokens(tokens)
+        x = self.packed.model.embed_tokens(tokens)
         for block, layer in zip(self.packed.blocks, self._layers, strict=True):
             x = block.step(x, layer)
-        return self.model.logits(self.packed.norm(x))
+        return self.packed.logits(x)
 
-    def _prepare(self) -> None:
+    def _plan(self) -> None:
         """Plan the next chunk."""
-        model = self.model
+        model = self.packed.model
         passes = self.positions.count
         heads = max(kind.heads for kind in model.kinds.values())
         block = query_block(self.cache.batch * heads, self.cache.capacity)
@@ -151,7 +148,7 @@ class PreparedDecoder:
         made = model.passes(self.cache.batch, chunk, self.cache.advance(chunk.positions))
         layers = zip(self.packed.blocks, self.cache.layers, model.layer_schemes, strict=True)
         self._layers = [
-            PreparedLayer(block.attention, made[name], layer_cache)
+            PlannedLayer(block.attention, made[name], layer_cache)
             for block, layer_cache, (name, _) in layers
         ]
         self._start = stop

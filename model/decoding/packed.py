@@ -17,12 +17,70 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.mask import PRECISE, joined
-from model.attention.softmax import Attention
 from model.block import Block, Norm
 from model.cache import LayerCache
-from model.fast.joined_weights import joined_layers, joined_weight
-from model.mixers.base import AttentionPass
-from model.transformer import Transformer
+from model.mixers.mixer import AttentionPass
+from model.mixers.softmax import Attention
+from model.transformer import TokenChunk, Transformer
+
+
+def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
+    """The weights of linear layers with the same input as one matrix (in, Σ out): that of
+    `store_joined`, or a copy. Its rows are contiguous on a CPU; elsewhere its columns are."""
+    stored = _stored_matrix(linears)
+    if stored is not None:
+        return stored
+    weights = [linear.weight.detach() for linear in linears]
+    if weights[0].device.type == "cpu":
+        return torch.cat([weight.t() for weight in weights], dim=1).contiguous()
+    return torch.cat(weights).t()
+
+
+def store_joined(linears: Sequence[nn.Linear]) -> None:
+    """Store the weights in the matrix of `joined_weight`, of which the layers' own become views.
+
+    The layers keep their Parameter objects, whose values and shapes do not change, so there is no
+    second copy, and weights loaded in place later are those of the matrix too. Weights that are
+    stored so already keep their matrix, which models with the same parameters then share.
+    """
+    widths = [linear.out_features for linear in linears]
+    parts = joined_weight(linears).split(widths, dim=1)
+    for linear, part in zip(linears, parts, strict=True):
+        linear.weight.data = part.t()
+
+
+def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
+    """The matrix in which `store_joined` has stored these weights, or None."""
+    first = linears[0].weight.detach()
+    width = sum(linear.out_features for linear in linears)
+    inputs = linears[0].in_features
+    strides = (width, 1) if first.device.type == "cpu" else (1, inputs)
+    matrix_of = first.untyped_storage()._cdata
+    offset = first.storage_offset()
+    for linear in linears:
+        weight = linear.weight.detach().t()
+        if weight.stride() != strides or weight.storage_offset() != offset:
+            return None
+        if weight.untyped_storage()._cdata != matrix_of:
+            return None
+        offset += linear.out_features * strides[1]
+    return first.as_strided((inputs, width), strides)
+
+
+def joined_layers(block: Block) -> list[list[nn.Linear]]:
+    """The linear layers of a block with softmax attention, by input: of q, k and v, of the output,
+    of gate and up, of down, and of the gate of attention if it has one."""
+    attention = block.mixer
+    mlp = block.mlp
+    groups = [
+        [attention.wq, attention.wk, attention.wv],
+        [attention.wo],
+        [mlp.gate, mlp.up],
+        [mlp.down],
+    ]
+    if attention.wg is not None:
+        groups.append([attention.wg])
+    return groups
 
 
 class JoinedLinear:
@@ -86,7 +144,7 @@ class PackedBlock:
     where `store_joined` has stored them, else copies."""
 
     def __init__(self, block: Block):
-        attention = block.attention
+        attention = block.mixer
         assert isinstance(attention, Attention)
         self.attention = attention
         qkv, out, gate_up, down, *gates = joined_layers(block)
@@ -119,16 +177,20 @@ class PackedBlock:
     def step(self, x: Tensor, layer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """x (B, C) → (B, C), in place, with attention of a `PreparedLayer`."""
         normed = self.input_norms[0](x)
+        return self._finish(x, normed, layer(*self._projected(normed), normed))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, D), keys and values (B, G, D) of the normalized input x (B, C)."""
         attention = self.attention
-        if self.has_norms:
-            q, k, v = self.qkv(normed).unsqueeze(1).split_with_sizes(self.widths, 2)
-            q = attention.normalized(attention.q_norm, q).squeeze(2)
-            k = attention.normalized(attention.k_norm, k).squeeze(2)
-            v = attention.v_norm(attention.split(v)).squeeze(2)
-        else:
-            by_head = self.qkv(normed).view(len(x), -1, attention.head_dim)
+        projected = self.qkv(x)
+        if not self.has_norms:
+            by_head = projected.view(len(x), -1, attention.head_dim)
             q, k, v = by_head.split_with_sizes(self.heads, 1)
-        return self._finish(x, normed, layer(q, k, v, normed))
+            return q, k, v
+        q, k, v = projected.unsqueeze(1).split_with_sizes(self.widths, 2)
+        q = attention.normalized(attention.q_norm, q).squeeze(2)
+        k = attention.normalized(attention.k_norm, k).squeeze(2)
+        return q, k, attention.v_norm(attention.split(v)).squeeze(2)
 
     def _finish(self, x: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
         """The output for the input x (B, C), with its norm, and the heads' outputs (B, H·D)."""
@@ -158,11 +220,8 @@ class PackedBlock:
         attention = self.attention
         inputs = x.unsqueeze(1)
         plan = step.plan.bind(inputs, layer_cache)
-        q, k, v = self.qkv(x).unsqueeze(1).split_with_sizes(self.widths, 2)
-        q = attention.normalized(attention.q_norm, q)
-        k = attention.normalized(attention.k_norm, k)
+        q, k, v = (part.unsqueeze(2) for part in self._projected(x))
         k = attention.shifted(k, step, layer_cache)
-        v = attention.v_norm(attention.split(v))
         k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
         views = attention.views(plan, q, k, step, inputs)
         return attention.weighted(views, v).reshape(len(x), -1)
@@ -185,17 +244,48 @@ class PlainBlock:
 
 
 class PackedModel:
-    """The blocks and the last norm of a model in passes of one token per row."""
+    """A model in passes of one token per row."""
 
     def __init__(self, model: Transformer):
+        self.model = model
         self.blocks = [
-            PackedBlock(block) if isinstance(block.attention, Attention) else PlainBlock(block)
-            for block in model.blocks
+            PackedBlock(block) if isinstance(block.mixer, Attention) else PlainBlock(block)
+            for block in model.layers
         ]
-        self.norm = PackedNorm(model.norm)
+        self._norm = PackedNorm(model.norm)
 
     @staticmethod
     def supports(model: Transformer) -> bool:
         """Whether the parameters are not shards (FSDP2)."""
         # those outside the blocks stay whole between passes
         return not any(hasattr(weight, "device_mesh") for weight in model.parameters())
+
+    def step(self, chunk: TokenChunk, cache: Any, tokens: Tensor) -> Tensor:
+        """(B, V) logits after the tokens (B,), whose keys are added to the cache."""
+        model = self.model
+        x = model.embed_chunk(model.embed_tokens(tokens[:, None]), chunk).squeeze(1)
+        passes = model.passes(len(x), chunk, cache.advance(chunk.positions))
+        layers = zip(self.blocks, model.layer_schemes, cache.layers, strict=True)
+        for block, (name, _), layer_cache in layers:
+            x = block(x, passes[name], layer_cache)
+        return self.logits(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, C) hidden states → (B, V) logits."""
+        return self.model.logits(self._norm(x))
+
+
+def pack(model: Transformer) -> Transformer:
+    """Store the weights as decoding reads them fastest: weights with the same input in one matrix,
+    which is transposed on a CPU. Parameters keep their names, shapes and values; they become views.
+    Moving, casting or copying the model undoes it.
+
+    Models decode equally fast without it, with a copy of the weights during a generation.
+    """
+    if model.head is not None:
+        store_joined([model.head])
+    for block in model.layers:
+        if isinstance(block.mixer, Attention):
+            for linears in joined_layers(block):
+                store_joined(linears)
+    return model

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.mask import AttentionView
-from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.attention.weights import Normalizer
 from model.cache import CacheIndex, LayerCache
 from model.mixers.layer_state import GatheredState, LayerState
 from model.position import (
@@ -22,8 +20,9 @@ from model.position import (
     HeadGeometry,
     PositionSettings,
 )
-from model.position.base import Initializer
-from model.position.temperature import AdaptiveTemperature, NoTemperature
+from model.position.interface import Initializer, Modifiers
+from model.position.temperature import NoTemperature
+from model.sharding import GatheredKeys, ShardedWindow
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
 
@@ -67,6 +66,10 @@ class LayerKind:
     value_norm: bool
     attention_bias: Literal["none", "qkv", "all"]
 
+    def modifiers(self) -> Modifiers:
+        """Temperature, sink and weights of a new layer."""
+        return Modifiers(self.position, self.heads, self.dim)
+
     def geometry(self, train_length: int, original_length: int) -> HeadGeometry:
         """The sizes available to the positional scheme."""
         return HeadGeometry(
@@ -92,54 +95,6 @@ class AttentionPass:
     context: AttentionContext
     plan: AttentionPlan | ContentPlan
     factors: Tensor | None
-
-
-class Modifiers(nn.Module):
-    """Temperature, sink and weights of one layer, for any scheme."""
-
-    def __init__(self, kind: LayerKind):
-        super().__init__()
-        self.settings = kind.position
-        self._heads = heads = kind.heads
-        temperature = kind.position.temperature
-        self.scale = self.adaptive = self.sink = None
-        if isinstance(temperature, AdaptiveTemperature):
-            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), kind.dim))
-        elif temperature.learned:
-            self.scale = nn.Parameter(torch.empty(heads))
-        if kind.position.sink_logit == "learned":
-            self.sink = nn.Parameter(torch.empty(heads))
-        given = temperature.by_head
-        if given is not None and len(given) != heads:
-            raise ModelError(
-                f"model.position.temperature.value must have one factor per head ({heads}), got "
-                f"{len(given)}"
-            )
-
-    def initialize(self) -> None:
-        with torch.no_grad():
-            if self.scale is not None:
-                self.scale.fill_(self.settings.temperature.initial)
-            for weight in (self.adaptive, self.sink):
-                if weight is not None:
-                    weight.zero_()
-
-    def scale_queries(self, q: Tensor, factors: Tensor | None, x: Tensor) -> Tensor:
-        """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per
-        query, and x (B, K, C) the layer inputs."""
-        if self.scale is not None:
-            q = q * self.scale[:, None, None].to(q.dtype)
-        if self.adaptive is not None:
-            assert factors is not None
-            factors = self.settings.temperature.adapt(factors, x, self.adaptive, self._heads)
-        return q if factors is None else (q * factors[..., None]).to(q.dtype)
-
-    def normalizer(self, device: torch.device) -> Normalizer:
-        """How logits become weights."""
-        sink = self.sink
-        if self.settings.sink_logit == "zero":
-            sink = torch.zeros(self._heads, device=device)
-        return Normalizer(sink, is_sparse=self.settings.weights == "entmax")
 
 
 class Mixer(nn.Module, ABC):

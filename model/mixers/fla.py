@@ -16,7 +16,7 @@ from torch import Tensor
 from model.mixers.recurrence import Inputs, RecurrentState
 
 # by delta rule, and whether decay differs between channels; None: no decay
-KERNELS = {
+FLA_KERNELS = {
     (True, None): "delta_rule",
     (True, False): "gated_delta_rule",
     (True, True): "kda",
@@ -38,7 +38,7 @@ def fla_outputs(inputs: Inputs, before: RecurrentState | None) -> tuple[Tensor, 
     def by_token(x: Tensor) -> Tensor:  # (B, H, T, ·) → (B, T, H, ·)
         return x.transpose(1, 2).bfloat16()
 
-    name = KERNELS[inputs.is_delta, None if decay is None else decay.shape[-1] > 1]
+    name = FLA_KERNELS[inputs.is_delta, None if decay is None else decay.shape[-1] > 1]
     tensors = {"v": by_token(inputs.v)}
     if inputs.is_delta:
         tensors["beta"] = by_token(inputs.beta)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView, by_head
-from model.attention.sharding import GatheredKeys
 from model.cache import CachedTail, LayerCache
-from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
+from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings
 from model.position import AttentionPlan
+from model.sharding import GatheredKeys
 
 
 class AttentionMixer(MixerSettings):
@@ -130,7 +130,7 @@ class Projection(Mixer):
         if kind.gate != "none":
             gates = kind.heads if kind.gate == "head" else of_queries
             self.wg = nn.Linear(kind.dim, gates, bias=False)
-        self.position = Modifiers(kind)
+        self.position = kind.modifiers()
 
     def _norm(self, kind: LayerKind, heads: int) -> nn.Module:
         """The norm of the queries or keys of this number of heads."""
