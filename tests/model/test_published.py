@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import yaml
 
 from model import SCHEMES, TokenPositions
-from model.mixers.base import AttentionPass
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import AttentionPass
 from tests.files import table
 from tests.model.alone import context_of, doubles, normal, scheme_of
 from tests.model.zoo import CONFIGS, C, D, G, H, build, close, settings_of
