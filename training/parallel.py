@@ -95,7 +95,7 @@ class Parallel(ProcessGroup):
             names = ("data", "context")
             mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
             group = mesh.get_group("context")
-            dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
+            group.set_timeout(STEP_TIMEOUT)
             self.shard = ContextShard.of(group)
 
     def main_first(self, work: Callable[[], T]) -> T:

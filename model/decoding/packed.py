@@ -55,13 +55,13 @@ def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
     width = sum(linear.out_features for linear in linears)
     inputs = linears[0].in_features
     strides = (width, 1) if first.device.type == "cpu" else (1, inputs)
-    matrix_of = first.untyped_storage()._cdata
+    start = first.untyped_storage().data_ptr()
     offset = first.storage_offset()
     for linear in linears:
         weight = linear.weight.detach().t()
         if weight.stride() != strides or weight.storage_offset() != offset:
             return None
-        if weight.untyped_storage()._cdata != matrix_of:
+        if weight.untyped_storage().data_ptr() != start:
             return None
         offset += linear.out_features * strides[1]
     return first.as_strided((inputs, width), strides)
