@@ -37,6 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
+
 from data.files import write_text
 from errors import TrainingError
 from evaluation.reports.document import markdown_table

@@ -4,6 +4,9 @@ constructs.
 
 import ast
 import re
+import subprocess
+import sys
+import sysconfig
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -172,16 +175,62 @@ CHANGED_PROCESS = re.compile(
 )
 
 
+def clone_line(path: Path) -> str:
+    """The one line by which a script finds the clone that it is part of."""
+    parent = len(path.relative_to(ROOT).parts) - 1
+    return f"sys.path.insert(0, str(Path(__file__).resolve().parents[{parent}]))"
+
+
 def test_no_changed_search_path_and_no_scripts_run_as_modules():
-    """Packages are found by an editable install; what scripts share lives in packages."""
+    """Packages are found in the clone; what scripts share lives in packages. Only the files in
+    scripts/, which Python starts with their own folder on its path, add the clone."""
     wrong = [
         f"{shown(path)}:{number}: {line.strip()}"
         for path in sources()
         if path.relative_to(ROOT).parts[0] != "tests"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if CHANGED_PROCESS.search(line)
+        and not (path.is_relative_to(ROOT / "scripts") and line.startswith(clone_line(path)))
     ]
     assert wrong == []
+
+
+def test_every_script_adds_the_clone_before_it_imports_from_it():
+    scripts = sorted((ROOT / "scripts").rglob("*.py"))
+    assert len(scripts) > 9
+    for path in scripts:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        first = next(
+            number
+            for number, line in enumerate(lines)
+            if (name := re.match(r"(?:from|import) (\w+)", line))
+            and ((ROOT / name[1]).is_dir() or (ROOT / f"{name[1]}.py").is_file())
+        )
+        assert any(line.startswith(clone_line(path)) for line in lines[:first]), shown(path)
+
+
+def test_a_script_runs_where_nothing_is_installed_but_the_dependencies(tmp_path):
+    """-I and -S: no PYTHONPATH, and no editable install, which a .pth file of the site adds."""
+    (tmp_path / "texts").mkdir()
+    for i in range(20):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} " * 20)
+    script = ROOT / "scripts" / "prepare.py"
+    arguments = ["--data", "texts", "data.tokenizer.name=bytes"]
+    start = (
+        "import importlib.util, runpy, sys\n"
+        f"sys.path.append({sysconfig.get_paths()['purelib']!r})\n"
+        "assert importlib.util.find_spec('run_directory') is None\n"
+        f"sys.argv = [{str(script)!r}, *{arguments!r}]\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / done.stdout.splitlines()[-1] / "prepared.json").is_file()
 
 
 def test_model_imports_nothing_for_types_only():

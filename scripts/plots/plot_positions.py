@@ -18,6 +18,7 @@ automatically.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import combinations
@@ -30,6 +31,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
 
 from data.files import write_text
 from evaluation.reports.figures import (

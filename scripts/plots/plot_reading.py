@@ -7,11 +7,14 @@ Reads results.csv of a study with one evaluation of loss, by `targets_by=repetit
 length and a longer one. Prints a Markdown table and writes it to OUT.md, and OUT.png and OUT.svg.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
 
 from data.files import write_text
 from errors import StudyError

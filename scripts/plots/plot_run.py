@@ -7,9 +7,12 @@ Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last l
 PNG, SVG and CSV with the same name.
 """
 
+import sys
 from pathlib import Path
 
 import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
 
 from evaluation.reports.figures import save
 from evaluation.reports.report import write_table
