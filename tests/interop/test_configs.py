@@ -196,7 +196,7 @@ def test_rotary_keys_in_each_place(kind, key):
     neither; factors below 1 and null."""
     places = ((None, 16), (None, 32, 128), (None, 500.0), (None, 700.0), (None, 4.0, 0.5))
     for inside, outside, theta, other_theta, factor in itertools.product(*places):
-        parameters = {"rope_type": kind, **KINDS[kind], "factor": factor}
+        parameters = {"rope_type": kind, "type": "default", **KINDS[kind], "factor": factor}
         parameters |= given_keys(**{LENGTH: inside}, rope_theta=theta)
         config = {key: parameters, **given_keys(**{LENGTH: outside}, rope_theta=other_theta)}
         if kind in ("yarn", "longrope"):
@@ -224,8 +224,10 @@ def test_rotary_keys_of_families():
             config = {"rope_parameters": {**scaled, "rope_type": kind}, **beside}
             position, theirs = check_rotation("ministral3", config, kind)
             assert position.temperature.length == theirs[LENGTH]
+    linear = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0}
+    legacy_too = {"rope_scaling": linear, "rope_parameters": {**linear, "factor": 5.0}}
+    check_rotation("llama", legacy_too, "linear")
     for inside, outside in itertools.product((None, 0.4), (None, 0.8)):
-        linear = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0}
         parameters = linear | given_keys(partial_rotary_factor=inside)
         beside = given_keys(partial_rotary_factor=outside)
         check_rotation("qwen3_5_text", {"rope_parameters": parameters, **beside}, "linear")
@@ -233,8 +235,9 @@ def test_rotary_keys_of_families():
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
 def test_attention_factors(model_type):
-    """Amplitudes of cos and sin, and DeepSeek's factor on q·k, which is 1 for factors below 1."""
-    rope = {"rope_theta": 500.0, LENGTH: 32}
+    """Amplitudes of cos and sin, and DeepSeek's factor on q·k, which is 1 for factors below 1; without
+    the ends of yarn's ramp."""
+    rope = {"rope_theta": 500.0, LENGTH: 4096, "truncate": False}
     mscales = ((None, 0.7, 0), (None, 1.2, 0))
     cases = [
         (
@@ -249,7 +252,8 @@ def test_attention_factors(model_type):
     cases += [(kind, {"factor": 2.0, "mscale_all_dim": 1.2}) for kind in ("linear", "llama3")]
     cases += [("dynamic", {"factor": factor, "mscale_all_dim": 1.2}) for factor in (0.5, 2.0)]
     for kind, keys in cases:
-        parameters = {"rope_type": kind, **KINDS[kind], **rope, **keys}
+        ramp = KINDS[kind] if kind != "yarn" else {}
+        parameters = {"rope_type": kind, **ramp, **rope, **keys}
         position, theirs = check_rotation(model_type, {"rope_parameters": parameters}, kind)
         factor = yarn_apply_mscale(theirs, 1.0) if model_type == "deepseek_v3" else 1.0
         assert getattr(position.temperature, "value", 1.0) == pytest.approx(factor)
