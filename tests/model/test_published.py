@@ -82,20 +82,20 @@ def test_initial_values_of_other_forms():
     assert noise.std().item() == pytest.approx(0.15, rel=0.05)
     assert noise.mean().abs() < 0.01
     ssmax = build({"name": "none", "temperature": {"name": "ssmax"}}, layers=1)
-    assert (ssmax.initialize(0).blocks[0].attention.position.scale == 0.43).all()
+    assert (ssmax.initialize(0).layers[0].mixer.position.scale == 0.43).all()
 
 
 @pytest.mark.parametrize("case", ["mamba2-none", "gated_deltanet-none", "kda-none"])
 def test_initial_decays_are_those_of_mamba2(case):
     """exp(A) from 1 to 16, and softplus(bias) from 0.001 to 0.1."""
-    layer = build(case, layers=1).initialize(0).blocks[0].attention
+    layer = build(case, layers=1).initialize(0).layers[0].mixer
     close(layer.decay_rate.detach().exp(), torch.linspace(1, 16, H).double(), atol=1e-5)
     steps = F.softplus(layer.decay_bias.detach())
     ends = doubles([1e-3, 0.1])
     torch.testing.assert_close(steps[[0, -1]], ends, rtol=1e-4, atol=0)
     ratios = steps[1:] / steps[:-1]
     torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios), rtol=1e-4, atol=0)
-    gla = build("gla-none", layers=1).initialize(0).blocks[0].attention
+    gla = build("gla-none", layers=1).initialize(0).layers[0].mixer
     assert not gla.decay_bias.any()
 
 
@@ -104,8 +104,8 @@ def test_initial_decays_are_those_of_mamba2(case):
 def test_layers_equal_their_papers(name):
     """Token by token: the decay, β, the state, then the norm of each head, then the gate."""
     model = build(f"{name}-none", layers=1)
-    layer = model.blocks[0].attention
-    scheme = model.schemes["all"]
+    layer = model.layers[0].mixer
+    scheme = model.position["all"]
     tokens = 9
     x = normal(2, tokens, C, seed=7)
     context = context_of(scheme, TokenPositions.plain(tokens))
