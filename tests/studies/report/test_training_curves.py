@@ -25,7 +25,7 @@ def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineag
     (folder / "settings.yaml").write_text(settings)
     write_json(
         folder / MANIFEST,
-        {"format": 1, "tokenizer_hash": tokenizer, "lineage": lineage, "model_hash": "m"},
+        {"format": 1, "tokenizer_hash": tokenizer, "lineage": lineage, "model_hash": ["m"]},
     )
     half = steps // 2
 
@@ -93,7 +93,7 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
 def test_invalid_runs_are_rejected(tmp_path):
     with pytest.raises(TrainingError):
         read_curves(tmp_path / "none", "x")
-    write_json(tmp_path / MANIFEST, {"format": 1, "model_hash": "m"})
+    write_json(tmp_path / MANIFEST, {"format": 1, "model_hash": ["m"]})
     with pytest.raises(StudyError, match="no trained step"):
         read_curves(tmp_path, "x")
 
