@@ -10,7 +10,7 @@ import pytest
 from data.files import write_json
 from errors import ConfigError, StudyError, TrainingError
 from run_directory.metrics_file import MetricsFile
-from run_directory.run import MANIFEST
+from run_directory.run import MANIFEST, model_hash
 from run_directory.run_names import names_of
 from scripts.plots import plot_run
 from studies.report.training_figure import read_curves, training_figure
@@ -25,7 +25,12 @@ def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineag
     (folder / "settings.yaml").write_text(settings)
     write_json(
         folder / MANIFEST,
-        {"format": 1, "tokenizer_hash": tokenizer, "lineage": lineage, "model_hash": ["m"]},
+        {
+            "format": 1,
+            "tokenizer_hash": tokenizer,
+            "lineage": lineage,
+            "model_hash": [model_hash((folder / "settings.yaml").read_text())],
+        },
     )
     half = steps // 2
 
@@ -93,7 +98,7 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
 def test_invalid_runs_are_rejected(tmp_path):
     with pytest.raises(TrainingError):
         read_curves(tmp_path / "none", "x")
-    write_json(tmp_path / MANIFEST, {"format": 1, "model_hash": ["m"]})
+    write_json(tmp_path / MANIFEST, {"format": 1})
     with pytest.raises(StudyError, match="no trained step"):
         read_curves(tmp_path, "x")
 
