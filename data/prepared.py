@@ -120,19 +120,40 @@ def _open(folder: Path) -> PreparedData:
 def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
     """The output folder of `prepare(settings)`. `place` is the name of the setting that specifies
     the text.
+
+    Where the text is missing, as on another machine, it is the finished folder of `data.root` that
+    was prepared with these settings. Raises DataError where there is none, or more than one.
     """
     sources = [open_source(settings.source, place)]
     if settings.valid_source is not None:
         sources.append(open_source(settings.valid_source, VALID))
-    facts = {
-        "format": FORMAT,
-        "settings": settings.model_dump(exclude=USE),
-        "sources": [source.fingerprint() for source in sources],
-    }
-    if getattr(settings.tokenizer, "model", None) is not None:
-        facts["model"] = given_tokenizer(settings.tokenizer).hash
+    facts = {"format": FORMAT, "settings": settings.model_dump(exclude=USE)}
+    try:
+        facts["sources"] = [source.fingerprint() for source in sources]
+        if getattr(settings.tokenizer, "model", None) is not None:
+            facts["model"] = given_tokenizer(settings.tokenizer).hash
+    except DataError:
+        folders = _folders_prepared_with(settings)
+        if len(folders) != 1:
+            raise
+        return folders[0]
     label = settings.label or sources[0].label
     return Path(settings.root).expanduser() / f"{label}-{canonical_hash(facts)[:10]}"
+
+
+def _folders_prepared_with(settings: DataSettings) -> list[Path]:
+    """The finished folders of `data.root` whose recorded settings are these."""
+    wanted = _content_of(settings.model_dump(mode="json"))
+    finished = sorted(Path(settings.root).expanduser().glob("*/prepared.json"))
+    return [file.parent for file in finished if _content_of(read_json(file)["settings"]) == wanted]
+
+
+def _content_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that determine the content of a prepared folder, without `split_bytes`, which is
+    recorded where it was chosen automatically."""
+    content = {key: value for key, value in settings.items() if key not in USE}
+    content["source"] = {**settings["source"], "split_bytes": None}
+    return content
 
 
 def is_prepared(settings: DataSettings) -> bool:

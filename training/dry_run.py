@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 
-from data import check_texts
+from data import check_texts, is_prepared
 from data.sampling.segments import Segment
 from model import Transformer
 from model.devices import free_memory
@@ -67,7 +67,8 @@ def show_forecast(run: TrainingRun, train_step: TrainStep) -> int:
     settings = run.settings
     parallel = run.parallel
     parent = run.parent
-    if parent is not None or settings.parent is None:  # without its parent: already prepared
+    has_parent = parent is not None or settings.parent is None  # without it: already prepared
+    if has_parent and not is_prepared(settings.data):
         check_texts(settings.data)
     model, layout = model_and_layout(settings, parallel, parent)
     length = settings.train_length

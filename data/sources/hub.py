@@ -55,11 +55,7 @@ class Hub(Source):
             ) from error
         # Read only the text column from Arrow: other columns can be large (embeddings, images).
         if rows.column_names is not None:
-            check_columns(
-                s.columns,
-                rows.column_names,
-                f"{self.place}: {s.path!r}",
-            )
+            check_columns(s, rows.column_names, repr(s.path), self.place)
             rows = rows.select_columns(s.columns)
         if isinstance(rows, datasets.Dataset) and start >= len(rows):
             return  # skipping all rows of a map-style data set raises an error

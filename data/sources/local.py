@@ -27,7 +27,7 @@ from data.sources.text_source import (
     utf8,
 )
 from data.store import TokenStore
-from data.text_settings import FilesSource, PreparedSource
+from data.text_settings import FilesSource, PreparedSource, RecordSource
 from data.tokenizers import load_tokenizer
 from errors import DataError
 
@@ -156,11 +156,7 @@ class Files(Source):
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
         columns = self.settings.columns
         with open(path, "rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            check_columns(
-                columns,
-                file.schema_arrow.names,
-                f"{path} ({self.place})",
-            )
+            check_columns(self.settings, file.schema_arrow.names, str(path), self.place)
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 yield from batch.to_pylist()
 
@@ -244,10 +240,15 @@ class PreparedText(Source):
             )
 
 
-def check_columns(wanted: list[str], columns: list[str], where: str) -> None:
-    for name in wanted:
-        if name not in columns:
-            raise DataError(f"{where} has no column {name!r}; its columns are {', '.join(columns)}")
+def check_columns(settings: RecordSource, columns: list[str], where: str, place: str) -> None:
+    """Raise DataError for a column of the settings that is not among `columns` of `where`."""
+    for key in ("text_key", "name_key", "cluster_key"):
+        name = getattr(settings, key)
+        if name is not None and name not in columns:
+            raise DataError(
+                f"{where} has no column {name!r} ({place}.{key}); its columns are "
+                f"{', '.join(columns)}: set {place}.{key} to one of them"
+            )
 
 
 def _is_parquet(path: Path) -> bool:

@@ -1,11 +1,14 @@
 """The interface of text sources: a lazy, repeatable sequence of documents."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from data.files import canonical_hash
 from data.text_settings import RecordSource
+
+KEYS_SHOWN = 12  # of a record without text
 
 
 class Document(NamedTuple):
@@ -57,13 +60,10 @@ def utf8(name: str) -> str:
 
 def checked(
     name: str,
-    text: object,
+    text: str,
     cluster: object = None,
-    key: str = "text",
 ) -> Document:
-    """Build a document from the value of a record under `key`."""
-    if not isinstance(text, str):
-        return Document(name, "", fault=f"no text under the key {key!r}")
+    """Build a document, or the reason why the text is unusable."""
     if not text.strip():
         return Document(name, "", fault="empty")
     try:
@@ -81,13 +81,13 @@ def from_record(
     """Build a document from a record. `name` is used if the settings have no key for it."""
     if settings.name_key is not None:
         name = utf8(str(record.get(settings.name_key, name)))
+    text = record.get(settings.text_key)
+    if not isinstance(text, str):
+        keys = ", ".join(map(str, itertools.islice(record, KEYS_SHOWN)))
+        fault = f"no text under the key {settings.text_key!r}"
+        return Document(f"{name}, which has the keys {keys}", "", fault=fault)
     cluster = record.get(settings.cluster_key) if settings.cluster_key else None
-    return checked(
-        name,
-        record.get(settings.text_key),
-        cluster,
-        settings.text_key,
-    )
+    return checked(name, text, cluster)
 
 
 def decoded(

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import data.preparation.prepare
-from data import DataError, PreparedData, open_prepared, prepared_folder
+from data import DataError, PreparedData, is_prepared, open_prepared, prepared_folder
 from data.files import _host, locked
 from data.preparation.prepare import prepare
 from tests.data.conftest import Listener, changed
@@ -256,6 +257,31 @@ def test_unusable_text_raises(settings, tmp_path):
     for changes in ({"tokenizer": BPE | {"vocab_size": 30_000}}, {"valid_fraction": 1}):
         with pytest.raises(DataError, match=r"data\.tokenizer"):
             prepare(changed(settings, **changes), workers=1)
+
+
+def test_records_without_text_name_the_setting_and_the_keys(settings, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "body": "words"}\n')
+    asked = changed(settings, source={"name": "files", "path": str(tmp_path / "a.jsonl")})
+    with pytest.raises(DataError, match=r"keys id, body\)\..* data\.source\.text_key"):
+        prepare(asked, workers=1)
+
+
+def test_a_copied_folder_is_found_without_its_text(settings, corpus, tmp_path):
+    """Also where spans were chosen; not with other settings, nor where two folders match."""
+    (tmp_path / "long.txt").write_text("".join(f"line {i}\n" for i in range(20_000)))
+    one = {"source": {"name": "files", "path": str(tmp_path / "long.txt")}, **BYTES}
+    for asked in (settings, changed(settings, **one)):
+        prepared = prepare(asked, workers=1)
+        text = Path(asked.source.path)
+        away = text.rename(tmp_path / "away")
+        assert is_prepared(asked)
+        assert prepare(asked, workers=1).hash == prepared.hash
+        with pytest.raises(DataError, match=str(text)):
+            prepare(changed(asked, valid_seed=9), workers=1)
+        shutil.copytree(prepared.folder, prepared.folder.with_suffix(".copy"))
+        with pytest.raises(DataError, match=str(text)):
+            prepare(asked, workers=1)
+        away.rename(text)
 
 
 def test_limits_of_reading_and_of_the_tokenizer_sample(settings):

@@ -107,7 +107,9 @@ def test_record_files(tmp_path, monkeypatch, ending):
     assert not files(path, max_document_bytes=longest)[0].fault
     # truncated, or without the column
     if ending == "parquet":
-        with pytest.raises(DataError, match="'body'"):
+        with pytest.raises(
+            DataError, match=r"'body' \(data\.source\.text_key\); its columns are .*text"
+        ):
             files(path, text_key="body")
     if ending != "jsonl":
         path.write_bytes(path.read_bytes()[:-9])
@@ -169,7 +171,9 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
         assert list(source.documents(start)) == EXPECTED[start:]
     other = open_source(settings.model_copy(update={"split": "test"}))
     assert source.fingerprint() != other.fingerprint()
-    with pytest.raises(DataError, match="'body'"):
+    with pytest.raises(
+        DataError, match=r"'body' \(data\.source\.text_key\); its columns are .*text"
+    ):
         list(open_source(settings.model_copy(update={"text_key": "body"})).documents())
 
 
