@@ -181,7 +181,7 @@ def check_rotation(model_type: str, config: dict, kind: str, layer_type: str | N
     )
     geometry = own.geometry(shape.train_length, shape.original)
     scheme = SCHEMES[own.position.name][1](own.position, geometry)
-    for length in (3, 200):
+    for length in (3, 200) if kind in ROPE_INIT_FUNCTIONS else ():
         expected = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", length, layer_type=layer_type)
         found = scheme.frequencies(scheme.stretch(length))
         torch.testing.assert_close(found[0].float(), expected[0], rtol=3e-5, atol=0)
@@ -249,10 +249,13 @@ def test_attention_factors(model_type):
         )
         for given, own, all_dim in itertools.product((None, 1.3), *mscales)
     ]
-    cases += [(kind, {"factor": 2.0, "mscale_all_dim": 1.2}) for kind in ("linear", "llama3")]
+    kinds = ("linear", "llama3", "default")
+    cases += [(kind, {"factor": 2.0, "mscale_all_dim": 1.2}) for kind in kinds]
     cases += [("dynamic", {"factor": factor, "mscale_all_dim": 1.2}) for factor in (0.5, 2.0)]
+    if model_type == "llama":  # whose heads have as many pairs as the lists
+        cases += [("longrope", {"factor": 4.0, "attention_factor": 1.25})]
     for kind, keys in cases:
-        ramp = KINDS[kind] if kind != "yarn" else {}
+        ramp = KINDS.get(kind, {}) if kind != "yarn" else {}
         parameters = {"rope_type": kind, **ramp, **rope, **keys}
         position, theirs = check_rotation(model_type, {"rope_parameters": parameters}, kind)
         factor = yarn_apply_mscale(theirs, 1.0) if model_type == "deepseek_v3" else 1.0

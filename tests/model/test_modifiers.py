@@ -40,6 +40,12 @@ PUBLISHED = [
         1e-12,
     ),
     ({"name": "power"}, compute_attention_scaling(COUNTS[None] - 1)[0, 0, :, 0].double(), 1e-6),
+    (
+        {"name": "ministral3"},
+        get_llama_4_attn_scale(COUNTS[None] - 1, 0.1, L0)[0, 0, :, 0],
+        1e-12,
+    ),
+    ({"name": "inkling"}, 1 + 0.1 * (COUNTS / L0).clamp(min=1).log(), 1e-12),
     ({"name": "inkling", "length": 128}, 1 + 0.1 * (COUNTS / 128).clamp(min=1).log(), 1e-12),
 ]
 
