@@ -73,7 +73,9 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
         assert own.value["nll"] == cell["nll"]
         if expected := table.get(*place):
             delta = own.loc["delta"].fillna("")
-            assert (delta.verdict, delta.high) == (expected.verdict, expected.high)
+            assert delta.verdict == expected.verdict
+            # The CSV reader of pandas 2 can be off by a bit.
+            assert delta.high == pytest.approx(expected.high, rel=1e-15)
             assert (delta.family, delta.units, delta.level) == (6, 7, 0.95)
 
 
