@@ -1,6 +1,8 @@
 """Claims end to end: what is rejected, frozen, shared and decided."""
 
+import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -217,5 +219,13 @@ def test_the_committed_atlas_is_current(tmp_path, monkeypatch):
     claims = [
         Claim(claim.file, claim.settings, tmp_path / "results/claims") for claim in load_claims()
     ]
+    pinned = (ROOT / "constraints.txt").read_text()
+    same_figures = all(f"{name}=={version(name)}\n" in pinned for name in ("matplotlib", "numpy"))
+    figure = re.compile(rb"(?<=;base64,)[\w+/=]+")
     for page in write_atlas(claims, tmp_path):
-        assert page.read_bytes() == (ROOT / "docs" / page.name).read_bytes()
+        ours = page.read_bytes()
+        committed = (ROOT / "docs" / page.name).read_bytes()
+        if not same_figures:  # other versions name their clip paths otherwise
+            ours = figure.sub(b"", ours)
+            committed = figure.sub(b"", committed)
+        assert ours == committed
