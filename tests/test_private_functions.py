@@ -24,8 +24,7 @@ COLLECTIVES = (
 LOG_SUM_EXP = "returns the log-sum-exp of the logits; the public function does not"
 STORED = "selective checkpointing names operations, one for each kernel of the public function"
 FOREACH = "updates all weights in one kernel; in PyTorch's documentation as beta"
-SIMULATED = "--dry-run --world N counts the collectives of processes that do not exist"
-SHARDING = "model/attention/sharding.py"
+SHARDING = "model/sharding.py"
 KERNEL = "torch.ops.aten._scaled_dot_product"
 FUNCTIONAL = "torch.distributed._functional_collectives"
 # (file, name, reason)
@@ -42,15 +41,11 @@ LISTED = [
     ("model/block.py", f"{KERNEL}_efficient_attention.default", STORED),
     ("model/block.py", f"{KERNEL}_flash_attention.default", STORED),
     ("model/block.py", f"{KERNEL}_flash_attention_for_cpu.default", STORED),
-    ("model/fast/biased.py", f"{KERNEL}_flash_attention_for_cpu", LOG_SUM_EXP),
+    ("model/attention/biased.py", f"{KERNEL}_flash_attention_for_cpu", LOG_SUM_EXP),
     ("model/transformer.py", "torch._dynamo.config.specialize_float",
      "torch.compile has no option that makes settings constants of the graph"),
     ("training/parallel.py", "torch.distributed.distributed_c10d._get_default_store",
      "a process that fails tells the others through the store that connects them"),
-    ("training/simulated.py", "torch._subclasses.fake_tensor.FakeTensorMode", SIMULATED),
-    ("training/simulated.py", "torch.testing._internal.distributed.fake_pg.FakeStore", SIMULATED),
-    ("training/simulated.py", "torch.utils._python_dispatch.TorchDispatchMode", SIMULATED),
-    ("training/simulated.py", "torch.utils._pytree.tree_leaves", SIMULATED),
     ("training/train_state.py", "torch._foreach_add_", FOREACH),
     ("training/train_state.py", "torch._foreach_copy_", FOREACH),
     ("training/train_state.py", "torch._foreach_mul_", FOREACH),
