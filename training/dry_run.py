@@ -87,8 +87,8 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     run = TrainingRun(options, requests, make_parallel)
     settings = run.settings
     parent = run.parent
-    has_parent = parent is not None or settings.parent is None  # without it: already prepared
-    if has_parent and not is_prepared(settings.data):
+    is_parent_gone = settings.parent is not None and parent is None  # the run has its text
+    if not is_parent_gone and not is_prepared(settings.data):
         check_texts(settings.data)
     model, layout = model_and_layout(settings, run.parallel, parent)
     parts = memory(model, settings.train_length, layout)
