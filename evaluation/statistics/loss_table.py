@@ -336,7 +336,7 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
-    allowed = result.settings.tolerance / 10
+    allowed = PRECISION * result.settings.tolerance
     worst: dict[str, float] = {}
     for (label, _), difference in result.precision.items():
         worst[label] = max(worst.get(label, 0.0), abs(difference))
