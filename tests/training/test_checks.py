@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
@@ -13,6 +14,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.training_settings import ValidationSettings
 from settings.load import load_settings
 from tests.files import ROOT
+from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
 from training import dry_run, memory_estimate
@@ -129,6 +131,43 @@ def test_memory_of_weights_optimizer_and_average():
     assert wide["activations"] == 2 * narrow["activations"]
     ddp = memory_estimate.memory(model, 64, replace(LAYOUT, world=2))
     assert ddp["buckets"] == 4 * p
+    # Of the current and the next block in bfloat16, one block's gradients in both dtypes, and both
+    # for the embedding, the head and the last norm, which stay.
+    outer = 2 * 258 * 64 + 64
+    block = (p - outer) / 3
+    sharded = memory_estimate.memory(model, 64, MemoryLayout(4, True, 2, half=True))
+    expected = (2 * 2 + 2 + 4) * block + (2 + 2 + 4) * outer
+    assert sharded["whole blocks"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "lowest"),
+    [
+        ("none", 0.95),
+        ("linear-cosine-none", 0.85),
+        ("short_convolution-none", 0.85),
+        ("mamba2-none", 0.8),
+        ("gated_deltanet-none", 0.95),
+        ("kda-none", 0.65),
+    ],
+)
+def test_activations_are_those_that_autograd_saves(case, lowest):
+    """Bytes of distinct storages, except the weights: at most 10% above the estimate."""
+    model = build(case, dtype=torch.float32)
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    saved = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if x.is_floating_point() and storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage  # kept, so that no address is used again
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(ids(4, 64))
+    used = sum(storage.nbytes() for storage in saved.values())
+    estimate = 4 * 64 * memory_estimate.activations(model, 64, LAYOUT)
+    assert lowest < used / estimate < 1.1
 
 
 def test_gathered_keys_of_layers_with_a_window():

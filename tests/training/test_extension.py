@@ -1,5 +1,6 @@
 """Runs that start from another: forks continue it, extension runs fine-tune its weights."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,11 @@ def test_dry_run_shows_what_is_left_after_the_fork(stem, capsys):
     assert trained(*DECAY, "--fork", stem, "parent.checkpoint=8", "--dry-run") == 0
     out = capsys.readouterr().out
     assert "4 are left after step 8" in out
+    assert re.search(r"fork of +.*, step 8 ", out)
+    assert "after the fork" not in out  # the learning rate is the same there
+    options = ["--fork", stem, "parent.checkpoint=8", "--dry-run", "training.optimizer.lr=1e-4"]
+    assert trained(*DECAY, *options) == 0
+    assert re.search(r"after the fork +.*learning rate at step 9: ", capsys.readouterr().out)
 
 
 # Extension runs
