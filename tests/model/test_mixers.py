@@ -29,6 +29,10 @@ def test_estimates_of_cached_numbers_are_exact(case):
         assert numbers == model.cached_numbers(tokens)
 
 
+# Schemes whose logits depend on features of queries and keys that latent attention does not have.
+READ_FEATURES = {"shaw", "transformer_xl", "cope", "path", "hyperbolic", "wall"}
+
+
 def test_latent_attention_expands_the_keys_where_that_is_cheaper():
     """With rank 7 and 12 expanded features: a pass over a prompt expands the keys once; a single
     query of many keys is multiplied with the latent vectors."""
@@ -61,6 +65,7 @@ def test_every_scheme_works_with_a_mixer_or_is_refused(mixer, scheme):
         model = build(**keys)
     except ModelError:
         return
+    assert mixer != "latent-rope" or scheme not in READ_FEATURES
     assert model(ids(1, 9)).isfinite().all()
 
 

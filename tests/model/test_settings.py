@@ -15,7 +15,7 @@ from model.model_settings import without_pattern_scheme
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.files import table
-from tests.model.zoo import V, refusal, settings_of
+from tests.model.zoo import LAYERS, V, refusal, settings_of
 
 # What may change after training besides window, sinks and temperature: no parameter depends on it.
 ROTARY = {"theta", "scaling", "resonance", "remap"}
@@ -91,6 +91,31 @@ def test_invalid_settings_name_their_key(case):
     if isinstance(caught.value, ValidationError):
         message = " ".join(f"{e['loc']} {e['msg']}" for e in caught.value.errors())
     assert key in message
+
+
+@pytest.mark.parametrize(
+    ("position", "is_shared"),
+    [
+        ({"name": "rope"}, True),
+        ({"name": "learned"}, True),
+        ({"name": "t5"}, True),
+        ({"name": "t5", "shared": False}, False),
+        ({"name": "kerple"}, True),
+        ({"name": "fire"}, False),
+        ({"name": "fire", "shared": True}, True),
+        ({"name": "alibi", "learned": True}, True),
+        ({"name": "alibi", "learned": True, "shared": False}, False),
+        ({"name": "learned_rope"}, True),
+        ({"name": "learned_rope", "share": "layer"}, False),
+        ({"name": "pope"}, False),
+        ({"name": "pope", "share": "model"}, True),
+        ({"name": "hyperbolic", "damping": "learned"}, False),
+        ({"name": "fox"}, False),
+    ],
+)
+def test_layers_that_share_a_scheme(position, is_shared):
+    model = Transformer(settings_of(position), V, 11)
+    assert len(model.position) == (1 if is_shared else LAYERS)
 
 
 def test_a_kind_has_what_it_gives_and_the_rest_of_the_model():

@@ -18,6 +18,7 @@ from settings.load import identity
 from tests.files import ROOT
 from tests.training.conftest import REFUSED
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
+from training import dry_run
 
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
 STEM = [
@@ -61,7 +62,7 @@ def yarn(folders) -> Path:
 # Forks
 
 
-def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsys):
+def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsys, monkeypatch):
     straight = tmp_path / "straight"
     decay = tmp_path / "decay"
     fork = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay]
@@ -77,14 +78,21 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
         assert find_checkpoint(run, step=8).hash == own["checkpoint_hash"]
     assert own["changed"] == ["training.tokens: 3072 → 2304"]
 
-    # It resumes as any run, with the stem gone.
+    # It resumes as any run, with the stem gone; the run has its text.
     cut(decay, 8)
+    checked = []
+    monkeypatch.setattr(dry_run, "is_prepared", lambda data: False)
+    monkeypatch.setattr(dry_run, "check_texts", checked.append)
     away = stem.rename(stem.with_name("away"))
     try:
+        assert trained(*fork, "--dry-run") == 0
+        assert not checked
         assert trained(*fork) == 0
     finally:
         away.rename(stem)
     assert files_of(decay, 12) == files_of(straight, 12)
+    assert trained(*fork, "--dry-run") == 0
+    assert len(checked) == 1
 
 
 def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
