@@ -19,6 +19,7 @@ from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
 from training import dry_run, memory_estimate
 from training.checks import check_model, check_processes
+from training.hardware import known_peak
 from training.memory_estimate import MemoryLayout, fixes_for, gathered_keys
 from training.train_options import parse_options
 
@@ -246,3 +247,28 @@ def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
 )
 def test_published_configurations_do_not_depend_on_the_processor(name):
     assert load(str(CONFIGS / f"{name}.yaml")).training.precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A800-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A10", 125e12),
+        ("Tesla T4", None),  # no bfloat16
+    ],
+)
+def test_peaks_of_gpus_by_the_names_that_torch_reports(name, peak, monkeypatch):
+    """Dense products of bfloat16 in the vendors' data sheets, without sparsity."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert known_peak(torch.device("cuda")) == peak
