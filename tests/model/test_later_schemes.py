@@ -1,4 +1,4 @@
-"""Clipped RoPE, Hard-ALiBi, relative logits, entmax and shifted keys against
+"""Clipped RoPE, Giraffe's bases, Hard-ALiBi, relative logits, entmax and shifted keys against
 independent formulas."""
 
 import math
@@ -33,6 +33,19 @@ def test_pairs_without_a_whole_turn_are_clipped_by_default():
     tapers = [0.5 * (1 + math.cos(math.pi * i / 15)) for i in range(16)]
     expected = [f * t for f, t in zip(plain, [1.0] * 16 + tapers, strict=True)]
     assert found == pytest.approx(expected, abs=1e-15)
+
+
+def test_bases_of_giraffe():
+    """Numbers that the released code computed in float64 for 64 pairs, with truncate = 2048 and
+    with scale_power = 0.5: 14 pairs are slowed down to 2π / (16·2048), 9 do not rotate."""
+    found = spectrum(128, length=2048, scaling={"name": "truncated"}).tolist()
+    published = {0: 1.0, 39: 0.003651741426438093, 40: 0.003162277862429619}
+    published |= {41: 0.0001917476038215682, 54: 0.0001917476038215682, 55: 0.0, 63: 0.0}
+    assert {k: found[k] for k in published} == pytest.approx(published, rel=1e-7)
+    assert found == spectrum(128, length=99, scaling={"name": "truncated", "length": 2048}).tolist()
+    found = spectrum(128, scaling={"name": "power"}).tolist()
+    published = {0: 1.0, 1: 0.8591723442077637, 32: 0.007071067579090595, 63: 1.44347741297679e-05}
+    assert {k: found[k] for k in published} == pytest.approx(published, rel=1e-7)
 
 
 def test_hard_alibi_windows():
