@@ -222,9 +222,9 @@ class PackedBlock:
         plan = step.plan.bind(inputs, layer_cache)
         q, k, v = (part.unsqueeze(2) for part in self._projected(x))
         k = attention.shifted(k, step, layer_cache)
-        k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
-        views = attention.views(plan, q, k, step, inputs)
-        return attention.weighted(views, v).reshape(len(x), -1)
+        keys, values = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
+        views = attention.views(plan, q, keys, step, inputs)
+        return attention.excluding(attention.weighted(views, values), v).reshape(len(x), -1)
 
 
 class PlainBlock:

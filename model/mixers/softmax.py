@@ -5,23 +5,39 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
-from model.attention.mask import AttentionView, by_head
+from model.attention.mask import AttentionView, by_head, repeated
 from model.cache import CachedTail, LayerCache
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings
 from model.position import AttentionPlan
+from model.position.interface import constant
 from model.sharding import GatheredKeys
+from settings.fields import optional
 
 
 class AttentionMixer(MixerSettings):
-    """Softmax attention."""
+    """Softmax attention.
+
+    `exclusive` is XSA (Zhai 2026, arXiv:2603.09078): each head's output y of a token with value v
+    becomes y − a·(y·v)/|v|²·v, with a = 1 as in the paper, or a = tanh(α), α learned per head from
+    0, as in the record of modded-nanogpt (2026-04-29).
+    """
 
     scales_logits: ClassVar[bool] = True
 
     name: Literal["attention"] = "attention"
+    exclusive: Literal["none", "full", "learned"] = optional(
+        "subtract each output's component along the token's own value: all of it, or a "
+        "learned share per head",
+        "none",
+    )
+
+    def describe(self):
+        return "" if self.exclusive == "none" else "exclusive attention"
 
 
 KeyCache = LayerCache | GatheredKeys
@@ -164,6 +180,28 @@ class Attention(KeyMixer, Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
+    mixer: AttentionMixer
+
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
+        is_learned = self.mixer.exclusive == "learned"
+        self.exclusion = nn.Parameter(torch.empty(kind.heads)) if is_learned else None
+
+    @property
+    def initial_values(self):
+        return {} if self.exclusion is None else {"exclusion": constant(0.0)}
+
+    def excluding(self, out: Tensor, own: Tensor) -> Tensor:
+        """The heads' outputs (B, H, K, D) without their components along the values of the same
+        tokens (B, G, K, D)."""
+        if self.mixer.exclusive == "none":
+            return out
+        unit = F.normalize(repeated(own, self.heads), dim=-1)
+        component = (out * unit).sum(-1, keepdim=True) * unit
+        if self.exclusion is not None:
+            component = component * self.exclusion.tanh()[:, None, None].to(out.dtype)
+        return out - component
+
     def project(self, x, step, layer_cache):
         plan = step.plan.bind(x, layer_cache)
         k = self.normalized(self.k_norm, self.wk(x))
@@ -190,7 +228,8 @@ class Attention(KeyMixer, Projection):
             return x
         q = self.normalized(self.q_norm, self.wq(x))
         views = self.views(plan, q, k, step, x)
-        return self.joined(self.weighted(views, v, hook), x)
+        own = v[:, :, v.shape[2] - q.shape[2] :]
+        return self.joined(self.excluding(self.weighted(views, v, hook), own), x)
 
     def views(
         self,

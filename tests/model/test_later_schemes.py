@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-from model import ModelError
+from model import ModelError, Transformer
 from model.attention.mask import AttentionView, Normalizer
 from tests.model.alone import bias_of, normal, scheme_of
 from tests.model.test_scaling import spectrum
-from tests.model.zoo import D, G, H, T, build, close, ids
+from tests.model.zoo import D, G, H, T, V, build, close, ids, settings_of
 
 
 def test_clipped_frequencies_taper_to_zero():
@@ -144,3 +144,43 @@ def test_adaptive_temperature_is_that_of_asentmax():
     factors[..., 2:] = 0.5 + softplus * logs**exponent
     q = (x @ attention.wq.weight.T).unflatten(-1, (H, D))
     close(view.q.transpose(1, 2), q * factors[..., None], atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exclusive", ["full", "learned"])
+def test_exclusive_attention_drops_components_along_own_values(exclusive):
+    """y = (1, 2, 3) and v = (2, 0, 1) with y·v = |v|² = 5: y − v, or y − tanh(α)·v as in the record
+    of modded-nanogpt; then all heads of a layer, one by one."""
+    mixer = {"name": "attention", "exclusive": exclusive}
+    attention = build({"name": "rope"}, layers=1, mixer=mixer).layers[0].mixer
+    share = torch.ones(H, dtype=torch.float64)
+    if exclusive == "learned":
+        alphas = torch.linspace(-1, 0.5, H, dtype=torch.float64)
+        attention.exclusion.copy_(alphas)
+        share = alphas.tanh()
+    y = torch.tensor([1.0, 2, 3], dtype=torch.float64).expand(1, H, 1, 3)
+    v = torch.tensor([2.0, 0, 1], dtype=torch.float64).expand(1, G, 1, 3)
+    found = attention.excluding(y, v)
+    close(found[0, :, 0], y[0, :, 0] - share[:, None] * v[0, 0, 0], atol=1e-12)
+    assert exclusive == "full" or float(share[-1]) == pytest.approx(0.4621171572600098)
+
+    outputs = []
+    inputs = []
+    attention.wo.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    model = build({"name": "rope"}, layers=1, mixer=mixer)
+    model.layers[0].attention = attention
+    tokens = ids(2, T)
+    model(tokens, hooks=[lambda views, v, scale, normalizer, out: outputs.append((v, out))])
+    (values, plain), (mixed,) = outputs[0], inputs
+    for b, h, t in ((0, 0, 0), (1, 3, 7), (1, H - 1, T - 1)):
+        own, y = values[b, h // (H // G), t], plain[b, h, t]
+        part = sum(a * c for a, c in zip(own, y, strict=True)) / sum(a * a for a in own)
+        close(mixed[b, t, h * D : (h + 1) * D], y - share[h] * part * own, atol=1e-12)
+
+
+def test_exclusive_attention_starts_as_attention():
+    mixer = {"name": "attention", "exclusive": "learned"}
+    settings = settings_of({"name": "rope"}, mixer=mixer)
+    model = Transformer(settings, V, T).initialize(0)
+    plain = Transformer(settings_of({"name": "rope"}), V, T).initialize(0)
+    assert torch.equal(model(ids(1, T)), plain(ids(1, T)))
