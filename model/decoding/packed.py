@@ -159,7 +159,7 @@ class PackedBlock:
         self.multiplier = block.residual_multiplier
         self.scaled = block.scaled
         self.widths = [linear.out_features for linear in qkv]
-        self.heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+        self.heads = [attention.query_heads, attention.kv_heads, attention.kv_heads]
         has_norms = not isinstance(attention.q_norm, nn.Identity)
         self.has_norms = has_norms or not isinstance(attention.v_norm, nn.Identity)
         self.gate = JoinedLinear(gates[0]) if gates else None

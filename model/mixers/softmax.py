@@ -131,20 +131,22 @@ class Projection(Mixer):
         self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
-        of_queries = kind.heads * kind.head_dim
+        of_outputs = kind.heads * kind.head_dim
+        self.query_heads = kind.heads // kind.position.heads_per_query
+        of_queries = self.query_heads * kind.head_dim
         of_keys = kind.kv_heads * kind.head_dim
         self.wq = nn.Linear(kind.dim, of_queries, bias=bias)
         self.wk = nn.Linear(kind.dim, of_keys, bias=bias)
         self.wv = nn.Linear(kind.dim, of_keys, bias=bias)
-        self.wo = nn.Linear(of_queries, kind.dim, bias=kind.attention_bias == "all")
-        self.q_norm = self._norm(kind, kind.heads)
+        self.wo = nn.Linear(of_outputs, kind.dim, bias=kind.attention_bias == "all")
+        self.q_norm = self._norm(kind, self.query_heads)
         self.k_norm = self._norm(kind, kind.kv_heads)
         self.v_norm: nn.Module = nn.Identity()
         if kind.value_norm:
             self.v_norm = nn.RMSNorm(kind.head_dim, kind.norm_eps, elementwise_affine=False)
         self.wg = None
         if kind.gate != "none":
-            gates = kind.heads if kind.gate == "head" else of_queries
+            gates = kind.heads if kind.gate == "head" else of_outputs
             self.wg = nn.Linear(kind.dim, gates, bias=False)
         self.position = kind.modifiers()
 
@@ -180,6 +182,7 @@ class Attention(KeyMixer, Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
+    shares_queries = True
     mixer: AttentionMixer
 
     def __init__(self, kind: LayerKind):
@@ -239,8 +242,9 @@ class Attention(KeyMixer, Projection):
         step: AttentionPass,
         x: Tensor,
     ) -> list[AttentionView]:
-        """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
-        C)."""
+        """The plan's views of the projected queries (B, ·, K, D), with the temperature of the
+        inputs x (B, K, C)."""
+        q = repeated(q, self.heads)
 
         def scaled(q: Tensor) -> Tensor:
             return self.position.scale_queries(q, step.factors, x)

@@ -9,8 +9,8 @@ from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
 from model import ModelError, Transformer
 from model.attention.mask import AttentionView, Normalizer
-from tests.model.alone import bias_of, normal, scheme_of
-from tests.model.test_scaling import spectrum
+from tests.model.alone import at, bias_of, context_of, normal, scheme_of
+from tests.model.test_scaling import every_layout, spectrum
 from tests.model.zoo import D, G, H, T, V, build, close, ids, settings_of
 
 
@@ -184,3 +184,41 @@ def test_exclusive_attention_starts_as_attention():
     model = Transformer(settings, V, T).initialize(0)
     plain = Transformer(settings_of({"name": "rope"}), V, T).initialize(0)
     assert torch.equal(model(ids(1, T)), plain(ids(1, T)))
+
+
+@every_layout
+@torch.no_grad()
+def test_imaginary_heads_of_rope_pp(layout):
+    """Heads 2h and 2h + 1 are real and imaginary parts of the same products of complex numbers."""
+    model = build({"name": "rope", "theta": 50.0, "layout": layout, "imaginary": True}, layers=1)
+    x, view = first_attention(model, ids(2, T))
+    attention = model.layers[0].mixer
+    assert attention.wq.out_features == H // 2 * D
+
+    def complexes(weight: torch.Tensor, heads: int) -> torch.Tensor:
+        parts = (x @ weight.T).unflatten(-1, (heads, D))
+        pairs = parts.chunk(2, -1) if layout == "half" else (parts[..., 0::2], parts[..., 1::2])
+        return torch.complex(*pairs).transpose(1, 2)  # (B, heads, T, D / 2)
+
+    q = complexes(attention.wq.weight, H // 2)
+    k = complexes(attention.wk.weight, G)  # one for each query here
+    positions = torch.arange(T).double()
+    distance = positions[:, None, None] - positions[:, None]
+    angle = distance * 50.0 ** -(torch.arange(D // 2).double() / (D // 2))
+    turn = torch.polar(torch.ones_like(angle), angle)
+    products = torch.einsum("bhnc,bhmc,nmc->bhnm", q, k.conj(), turn)
+    found = view.q @ view.k.repeat_interleave(2, dim=1).mT
+    close(found[:, 0::2], products.real, atol=1e-10)
+    close(found[:, 1::2], products.imag, atol=1e-10)
+
+
+def test_rope_pp_matches_the_released_code():
+    """q·k of positions 7 and 4 that apply_rotary_pos_emb of the released code computed."""
+    scheme = scheme_of("rope", heads=2, groups=1, features=4, imaginary=True)
+    positions = at([4, 5, 6, 7], 16)
+    q = torch.tensor([1.0, 2, -3, 0.5]).double().expand(1, 2, 4, 4)
+    k = torch.tensor([0.25, -1, 2, 1.5]).double().expand(1, 1, 4, 4)
+    plan = scheme.plan(context_of(scheme, positions, rows=1))
+    (view,) = plan.read(q, plan.write(k))
+    scores = (view.q[0, :, 3] * view.k[0, 0, 0]).sum(-1)
+    assert scores.tolist() == pytest.approx([4.936083586139696, -1.6248801740675871], abs=1e-12)
