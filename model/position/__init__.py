@@ -19,6 +19,7 @@ from model.position.schemes import (
     fire,
     fope,
     fox,
+    grape,
     hyperbolic,
     kerple,
     learned_rope,
@@ -68,6 +69,8 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     "stick_breaking": (stick_breaking.StickBreakingSettings, stick_breaking.StickBreaking),
     # content-dependent
     "fox": (fox.FoxSettings, fox.Fox),
+    "grape_a": (grape.GrapeASettings, grape.GrapeA),
+    "grape_ap": (grape.GrapeApSettings, grape.GrapeAp),
     "wall": (wall.WallSettings, wall.Wall),
     "relative_logits": (relative_logits.RelativeLogitsSettings, relative_logits.RelativeLogits),
     "path": (path.PathSettings, path.PathAttention),

@@ -26,8 +26,8 @@ class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
 
 class LearnedRope(PositionalScheme):
     """RoPE with θ_k = exp(ω_k), ω learned, initialized to ln b^(−2k/D); Su's blog on learning θ
-    (kexue.fm). With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other
-    forms are not included.
+    (kexue.fm). With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805), whose
+    biases are `grape_a` and `grape_ap`.
 
     The parameter is ω_k − ln b^(−2k/D), initialized to 0: the same function and gradient, but
     exactly RoPE at initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
