@@ -45,6 +45,8 @@ class Family(NamedTuple):
 
     Attributes:
         architecture: the class of the causal language model in transformers.
+        code: the repository with that class if transformers does not have it. Only exports that ask
+            for a published format are of such a family.
         weights: names of the weights that layers of all types have.
         types: the types of layers; those with windows are of type FULL.
         keys: settings in config.json, where they are not those of `KEYS`.
@@ -76,6 +78,7 @@ class Family(NamedTuple):
     architecture: str
     weights: WeightMap
     types: Mapping[str, LayerType]
+    code: str | None = None
     keys: Mapping[str, str] = {}
     defaults: Mapping[str, Any] = {}
     computed: Mapping[str, Callable[[ConfigReader], Any]] = {}
@@ -231,6 +234,18 @@ def _query_scalar(scale: float, settings: Mapping[str, Any]) -> int:
     return scalar if abs(scalar - scale**-2) < 1e-9 * scalar else settings["head_dim"]
 
 
+def _canon_entries(types: list[str], kinds: list[LayerKind], thetas: list[float]) -> dict[str, Any]:
+    """Rotary settings under the keys that the released class reads."""
+    position = kinds[0].position
+    is_interleaved = getattr(position, "layout", None) == "interleaved"
+    dims = int(kinds[0].head_dim * getattr(position, "fraction", 1.0)) // 2 * 2
+    return {
+        "rope_theta": thetas[0],
+        "rope_dim": dims,
+        "rope_version": "lingua" if is_interleaved else "huggingface",
+    }
+
+
 class Conversion(NamedTuple):
     """A key of families.yaml whose value is not that of our setting.
 
@@ -250,6 +265,16 @@ CONVERSIONS: dict[str, Conversion] = {
         lambda config: "all" if config.flag("attention_bias") else "none",
         "attention_bias",
         lambda value, settings: value == "all",
+    ),
+    "canon_set": Conversion(
+        lambda config: tuple(sorted(set(config.get("canon_set") or ""))),
+        "canon_set",
+        lambda value, settings: "".join(value),
+    ),
+    "qk_norm": Conversion(
+        lambda config: "all_heads" if config.flag("qk_norm") else None,
+        "qk_norm",
+        lambda value, settings: value == "all_heads",
     ),
     "sqrt_hidden_size": Conversion(lambda config: config.size("hidden_size") ** 0.5),
     "query_pre_attn_scalar": Conversion(
@@ -363,6 +388,15 @@ _COMPUTED: dict[str, dict[str, Any]] = {
                 config.size("hidden_size") // config.size("num_attention_heads")
             )
         },
+    },
+    "LlamaCanon": {
+        "computed": {
+            "rope_interleave": lambda config: config.get("rope_version") == "lingua",
+            "partial_rotary_factor": lambda config: (
+                config.size("rope_dim", config.size("head_dim")) / config.size("head_dim")
+            ),
+        },
+        "written": _canon_entries,
     },
     "kimi_linear": {
         "computed": {"max_position_embeddings": lambda config: config.get("model_max_length")},

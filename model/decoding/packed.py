@@ -249,7 +249,9 @@ class PackedModel:
     def __init__(self, model: Transformer):
         self.model = model
         self.blocks = [
-            PackedBlock(block) if isinstance(block.mixer, Attention) else PlainBlock(block)
+            PackedBlock(block)
+            if isinstance(block.mixer, Attention) and not block.canons
+            else PlainBlock(block)
             for block in model.layers
         ]
         self._norm = PackedNorm(model.norm)

@@ -65,6 +65,8 @@ class LayerKind:
     qk_norm: bool | Literal["all_heads"]
     value_norm: bool
     attention_bias: Literal["none", "qkv", "all"]
+    canon: tuple[str, ...]
+    canon_width: int
 
     def modifiers(self) -> Modifiers:
         """Temperature, sink and weights of a new layer."""

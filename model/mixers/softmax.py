@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView, by_head, repeated
 from model.cache import CachedTail, LayerCache
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings
+from model.mixers.short_convolution import Canon
 from model.position import AttentionPlan
 from model.position.interface import constant
 from model.sharding import GatheredKeys
@@ -43,6 +44,22 @@ class AttentionMixer(MixerSettings):
 KeyCache = LayerCache | GatheredKeys
 
 
+class ProjectedTokens(NamedTuple):
+    """What a layer with keys computes of the tokens of a pass.
+
+    Attributes:
+        plan: for the layer input.
+        q: (B, ·, K, ·) projected queries.
+        k: (B, G, T, ·) new keys as they are cached.
+        v: (B, G, T, ·) values.
+    """
+
+    plan: AttentionPlan
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
 class HeadNorm(nn.RMSNorm):
     """RMSNorm of queries or keys in the dtype of its weight: the fused kernel requires it under
     autocast."""
@@ -60,10 +77,11 @@ class KeyMixer(Mixer):
 
     def forward(self, x, step, layer_cache, hook=None):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        plan, k, v = self.project(x, step, layer_cache)
+        own = self.project(x, step, layer_cache)
+        k, v = own.k, own.v
         if layer_cache is not None:
             k, v = layer_cache.append(k, v)  # (B, G, S, ·)
-        return self.attend(x, step, plan, k, v, hook)
+        return self.attend(x, step, own, k, v, hook)
 
     @abstractmethod
     def project(
@@ -71,16 +89,15 @@ class KeyMixer(Mixer):
         x: Tensor,
         step: AttentionPass,
         layer_cache: KeyCache | None,
-    ) -> tuple[AttentionPlan, Tensor, Tensor]:
-        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
-        values (B, G, T, ·)."""
+    ) -> ProjectedTokens:
+        """The projections of the layer input x (B, T, C)."""
 
     @abstractmethod
     def attend(
         self,
         x: Tensor,
         step: AttentionPass,
-        plan: AttentionPlan,
+        own: ProjectedTokens,
         k: Tensor,
         v: Tensor,
         hook: AttentionHook | None = None,
@@ -189,6 +206,9 @@ class Attention(KeyMixer, Projection):
         super().__init__(kind)
         is_learned = self.mixer.exclusive == "learned"
         self.exclusion = nn.Parameter(torch.empty(kind.heads)) if is_learned else None
+        widths = [linear.out_features for linear in (self.wq, self.wk, self.wv)]
+        has_canon = "B" in kind.canon
+        self.canon = Canon("B", sum(widths), kind.canon_width) if has_canon else None
 
     @property
     def initial_values(self):
@@ -207,9 +227,19 @@ class Attention(KeyMixer, Projection):
 
     def project(self, x, step, layer_cache):
         plan = step.plan.bind(x, layer_cache)
+        context = step.context
+        read = x if self.canon is not None else context.of_queries(x)
+        q = self.normalized(self.q_norm, self.wq(read))
         k = self.normalized(self.k_norm, self.wk(x))
-        v = self.v_norm(self.split(self.wv(x)))
-        return plan, plan.write(self.shifted(k, step, layer_cache)), v
+        v = self.split(self.wv(x))
+        if self.canon is not None:
+            heads = [part.shape[1] for part in (q, k, v)]
+            joint = torch.cat([q, k, v], dim=1).transpose(1, 2).flatten(2)
+            joint = by_head(self.canon(joint, context, layer_cache), sum(heads))
+            q, k, v = joint.split(heads, dim=1)
+            q = context.of_queries(q, dim=2)
+        k = plan.write(self.shifted(k, step, layer_cache))
+        return ProjectedTokens(plan, q, k, self.v_norm(v))
 
     def shifted(self, k: Tensor, step: AttentionPass, layer_cache: KeyCache | None) -> Tensor:
         """New keys (B, G, T, D), some of whose features are those of the previous token; see
@@ -225,14 +255,13 @@ class Attention(KeyMixer, Projection):
         moved = torch.where(has_earlier[:, None, :, None], earlier, moved)
         return torch.cat([kept, moved], dim=-1)
 
-    def attend(self, x, step, plan, k, v, hook=None):
+    def attend(self, x, step, own, k, v, hook=None):
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        q = self.normalized(self.q_norm, self.wq(x))
-        views = self.views(plan, q, k, step, x)
-        own = v[:, :, v.shape[2] - q.shape[2] :]
-        return self.joined(self.excluding(self.weighted(views, v, hook), own), x)
+        views = self.views(own.plan, own.q, k, step, x)
+        out = self.weighted(views, v, hook)
+        return self.joined(self.excluding(out, step.context.of_queries(own.v, dim=2)), x)
 
     def views(
         self,

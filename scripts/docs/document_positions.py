@@ -20,6 +20,7 @@ from data.data_settings import DataSettings
 from data.files import write_text
 from evaluation.reports.document import markdown_table
 from model import SCHEMES, ModelSettings
+from model.mixers.short_convolution import Canon
 from model.model_settings import LayerKindSettings
 from model.position import PositionalScheme, PositionSettings
 from settings.script import Parser, run_main
@@ -102,6 +103,7 @@ def document() -> str:
         options = choices(rope.model_fields[key].annotation)
         if key not in COMMON and options:
             lines += ["", *choices_section(key, rope.model_fields[key])]
+    lines += ["", "## Canon layers", "", prose(Canon.__doc__), ""]
     lines += ["", "## Kinds of layers", "", prose(LayerKindSettings.__doc__), ""]
     lines += [field_table(LayerKindSettings, ()), "", KINDS]
     lines += ["", *choices_section("mixer", ModelSettings.model_fields["mixer"])]

@@ -7,11 +7,14 @@ import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-from model import ModelError, Transformer
+from model import ModelError, TokenPositions, Transformer
 from model.attention.mask import AttentionView, Normalizer
+from model.mixers.short_convolution import Canon
+from run_directory.optimizer_settings import AdamWSettings, MuonSettings
 from tests.model.alone import at, bias_of, context_of, normal, scheme_of
 from tests.model.test_scaling import every_layout, spectrum
 from tests.model.zoo import D, G, H, T, V, build, close, ids, settings_of
+from training.optimizer import parameter_groups
 
 
 def test_clipped_frequencies_taper_to_zero():
@@ -176,6 +179,32 @@ def test_exclusive_attention_drops_components_along_own_values(exclusive):
         own, y = values[b, h // (H // G), t], plain[b, h, t]
         part = sum(a * c for a, c in zip(own, y, strict=True)) / sum(a * a for a in own)
         close(mixed[b, t, h * D : (h + 1) * D], y - share[h] * part * own, atol=1e-12)
+
+
+@torch.no_grad()
+def test_canon_layer_matches_the_released_code():
+    """Outputs that apply_canon of the released code computed for these weights."""
+    layer = Canon("A", 2, 4).double()
+    layer.convolution.weight.copy_(torch.tensor([[0.1, -0.2, 0.3, 0.4], [1, 0, -1, 0.5]]).double())
+    x = torch.tensor([[1.0, 2], [-1, 0.5], [0, 3], [2, -2], [0.5, 1]]).double()[None]
+    expected = [[1.4, 3.0], [-1.1, -1.25], [-0.5, 4.0], [3.1, -4.0], [1.2, 4.0]]
+    context = context_of(scheme_of("none"), TokenPositions.plain(5), rows=1)
+    close(layer(x, context, None)[0], torch.tensor(expected).double(), atol=1e-6)
+
+
+def test_canon_layers_are_filters_without_weight_decay():
+    """AdamW's and Muon's group of vectors; the initial weights are those of torch's Conv1d."""
+    model = Transformer(settings_of({"name": "none"}, canon=("A", "B", "C", "D")), V, T)
+    names = {name for name, _ in model.named_parameters() if "canon" in name}
+    assert len(names) == 4 * len(model.layers)
+    for optimizer in (AdamWSettings(), MuonSettings()):
+        groups = {group["name"]: group for group in parameter_groups(model, optimizer)}
+        assert names <= set(groups["vectors"]["names"])
+        assert groups["vectors"]["weight_decay"] == 0
+    model.initialize(0)
+    drawn = torch.cat([model.get_parameter(name).detach().flatten() for name in names])
+    assert drawn.abs().max() < 0.5
+    assert float(drawn.std()) == pytest.approx(0.5 / math.sqrt(3), rel=0.1)
 
 
 def test_exclusive_attention_starts_as_attention():
