@@ -13,6 +13,7 @@ from model.position.interface import (
 from model.position.schemes import (
     absolute,
     alibi,
+    clex,
     content_rotation,
     cope,
     dape,
@@ -50,6 +51,7 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     "p_rope": (rope.PRopeSettings, rope.PRope),
     "he_xu": (rope.HeXuSettings, rope.HeXu),
     "learned_rope": (learned_rope.LearnedRopeSettings, learned_rope.LearnedRope),
+    "clex": (clex.ClexSettings, clex.Clex),
     "xpos": (xpos.XPosSettings, xpos.XPos),
     "fope": (fope.FopeSettings, fope.Fope),
     "pope": (pope.PopeSettings, pope.Pope),

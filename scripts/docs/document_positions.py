@@ -43,8 +43,8 @@ applies to every kind that supports it, `model.kinds.far.position.window=64` to 
 LEFT_OUT = """## Not included
 
 - BiPE (arXiv:2401.16421) and Abacus (arXiv:2405.17399) require segment or digit indices from the loader.
-- LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. CLEX (arXiv:2310.16450), TAPE
-  (arXiv:2501.00712), DoPE (arXiv:2511.09146): no source was available to verify the formula.
+- LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. TAPE (arXiv:2501.00712),
+  DoPE (arXiv:2511.09146): no source was available to verify the formula.
 - GRAPE's contextual rotations and its key-gated biases (arXiv:2512.07805).
 - Dynamic NTK with the current length: the logits of a prefix would change when text is appended, which makes
   caches invalid. `dynamic` uses the declared length, which is constant within a sequence.

@@ -11,7 +11,7 @@ from model import ModelError, TokenPositions, Transformer
 from model.attention.mask import AttentionView, Normalizer
 from model.mixers.short_convolution import Canon
 from run_directory.optimizer_settings import AdamWSettings, MuonSettings
-from tests.model.alone import at, bias_of, context_of, normal, scheme_of
+from tests.model.alone import at, bias_of, context_of, normal, put, scheme_of
 from tests.model.test_scaling import every_layout, spectrum
 from tests.model.zoo import D, G, H, T, V, build, close, ids, settings_of
 from training.optimizer import parameter_groups
@@ -255,3 +255,63 @@ def test_rope_pp_matches_the_released_code():
     (view,) = plan.read(q, plan.write(k))
     scores = (view.q[0, :, 3] * view.k[0, 0, 0]).sum(-1)
     assert scores.tolist() == pytest.approx([4.936083586139696, -1.6248801740675871], abs=1e-12)
+
+
+def test_clex_starts_as_ntk():
+    """W₂ = 0: frequencies of a base multiplied by (2t − 1)^(D / (D − 2)), in closed form."""
+    scheme = scheme_of("clex", features=8, max_factor=5)
+    found = scheme.frequencies(torch.device("cpu"), 5)
+    for t in range(1, 6):
+        base = 10_000.0 * (2 * t - 1) ** (8 / 6)
+        expected = torch.tensor([base ** (-k / 4) for k in range(4)]).double()
+        torch.testing.assert_close(found[t - 1], expected, rtol=3e-5, atol=0)
+
+
+@torch.no_grad()
+def test_clex_matches_the_released_code():
+    """θ(3) that ODELinear of the released code gave for these weights, integrated with the
+    classical Runge-Kutta method of step 0.01."""
+    scheme = scheme_of("clex", features=8, max_factor=3, step=0.01)
+    scheme.up.copy_(((torch.arange(32).double() * 5 % 9 - 4) / 10).view(4, 8))
+    scheme.down.copy_(((torch.arange(32).double() * 7 % 11 - 5) / 20).view(8, 4))
+    found = scheme.frequencies(torch.device("cpu"), 3)[2].tolist()
+    published = [
+        2.184090486912028,
+        0.047446182470004414,
+        0.0018307659027905893,
+        0.00013208323263849,
+    ]
+    assert found == pytest.approx(published, rel=1e-12)
+
+
+@pytest.mark.parametrize(("length", "factor"), [(3, 1), (16, 1), (17, 2), (48, 3), (400, 5)])
+def test_clex_rotates_by_the_frequencies_of_the_declared_length(length, factor):
+    scheme = put(scheme_of("clex", max_factor=5), down=0.3 * normal(D, D // 2))
+    theta = scheme.eval().frequencies(torch.device("cpu"), 5)[factor - 1].detach()
+    positions = at([2, 9], length)
+    q, k = normal(1, H, 2, D), normal(1, G, 2, D)
+    plan = scheme.plan(context_of(scheme, positions, rows=1))
+    (view,) = plan.read(q, plan.write(k))
+    a, b = (
+        torch.complex(*x.chunk(2, -1)) for x in (q[0, :, 1], k[0].repeat_interleave(2, 0)[:, 0])
+    )
+    expected = (a * b.conj() * torch.polar(torch.ones_like(theta), 7 * theta)).sum(-1).real
+    found = (view.q[0, :, 1] * view.k[0].repeat_interleave(2, 0)[:, 0]).sum(-1)
+    close(found.detach(), expected, atol=1e-12)
+
+
+def test_clex_trains_the_factor_of_the_largest_position():
+    """In a training pass positions 0, 20 and 47 of L0 = 16 are those of t = 3, whatever length is
+    declared."""
+    scheme = put(scheme_of("clex", max_factor=5), down=0.3 * normal(D, D // 2))
+    scheme.train()
+    q, k = normal(1, H, 3, D), normal(1, G, 3, D)
+    plan = scheme.plan(context_of(scheme, at([0, 20, 47], 16), rows=1))
+    (trained,) = plan.read(q, plan.write(k))
+    scheme.eval()
+    plan = scheme.plan(context_of(scheme, at([0, 20, 47], 48), rows=1))
+    (expected,) = plan.read(q, plan.write(k))
+    scores = [view.q @ view.k.repeat_interleave(2, 1).mT for view in (trained, expected)]
+    close(*scores, atol=1e-10)
+    gradients = torch.autograd.grad(scores[0].square().sum(), [scheme.up, scheme.down])
+    assert all(gradient.abs().max() > 1e-3 for gradient in gradients)
