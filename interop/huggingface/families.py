@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from errors import InteropError
-from interop.huggingface.reader import ConfigReader
+from interop.huggingface.reader import ConfigReader, shown
 from interop.huggingface.weight_names import WeightMap, weight_map
 from model import ModelSettings
 from model.mixers.mixer import LayerKind
@@ -247,6 +247,21 @@ def _canon_entries(types: list[str], kinds: list[LayerKind], thetas: list[float]
     }
 
 
+def _heads_per_released(config: ConfigReader) -> tuple[float, float]:
+    """Our query and key/value heads for each of `num_attention_heads` and `num_key_value_heads`.
+    RoPE++ counts projected queries (imag2, EC), or heads that it halves (imag1, EH)."""
+    given = config.object("rope_config")
+    if not given.get("imag"):
+        return 1, 1
+    ratios = {"imag1": (1, 0.5), "imag2": (2, 1)}.get(str(given.get("imag_mode")))
+    if ratios is None or given.keys() - {"imag", "imag_mode"}:
+        raise InteropError(
+            f"{config.file}: rope_config = {shown(given)} cannot be imported: of RoPE++ only "
+            "imag_mode imag1 and imag2 without scaling are supported"
+        )
+    return ratios
+
+
 class Conversion(NamedTuple):
     """A key of families.yaml whose value is not that of our setting.
 
@@ -266,6 +281,14 @@ CONVERSIONS: dict[str, Conversion] = {
         lambda config: "all" if config.flag("attention_bias") else "none",
         "attention_bias",
         lambda value, settings: value == "all",
+    ),
+    "rope_pp_heads": Conversion(
+        lambda config: int(config.size("num_attention_heads") * _heads_per_released(config)[0]),
+        "num_attention_heads",
+    ),
+    "rope_pp_kv_heads": Conversion(
+        lambda config: int(config.size("num_key_value_heads") * _heads_per_released(config)[1]),
+        "num_key_value_heads",
     ),
     "canon_set": Conversion(
         lambda config: tuple(sorted(set(config.get("canon_set") or ""))),
