@@ -12,7 +12,7 @@ import yaml
 from data import ByteTokenizer, DataSettings
 from data.data_settings import TaskSource
 from data.generated import generated
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.sources import SOURCES
 from data.sources.local import Stdlib
 from data.tasks import HaystackTask
