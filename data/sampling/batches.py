@@ -10,7 +10,6 @@ Where a state is carried, windows are not permuted: row r of a batch of B rows r
 parts of the stream, one window after the other, with the documents and orders of the stream.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from data.files import sha256_of
 from data.sampling.item_rows import SymbolItems
 from data.sampling.positions import (
     IGNORED,
@@ -94,7 +94,7 @@ def make_batch(
 
 def content_hash(inputs: np.ndarray, targets: np.ndarray) -> str:
     """16 hex digits of the tokens and targets of a step."""
-    return hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+    return sha256_of(inputs.tobytes() + targets.tobytes())[:16]
 
 
 def rows_of_rank(batch_size: int, rank: int, world: int) -> slice:

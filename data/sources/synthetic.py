@@ -1,10 +1,9 @@
 """Documents that are made, not read: task items, and filler text without content."""
 
-import hashlib
 import itertools
 
 from data.data_settings import TaskSource
-from data.files import canonical_hash
+from data.files import canonical_hash, sha256_of
 from data.sampling.random_draws import NamedDraws
 from data.sources.text_source import Document, Source
 from data.tasks import NO_TEXT, Haystacks, TaskItems, is_for
@@ -78,7 +77,7 @@ class Filler(Source):
     label = "filler"
 
     def fingerprint(self):
-        return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()
+        return sha256_of(repr((SENTENCES, DOCUMENTS, LENGTH)))
 
     def documents(self, start=0):
         for number in itertools.islice(range(DOCUMENTS), start, None):

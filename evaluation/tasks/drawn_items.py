@@ -1,6 +1,5 @@
 """Draw the items of an evaluation: the same questions at every length, method and scheme."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from data import DataError, GeneratedData, Tokenizer
 from data.data_settings import SymbolSource
-from data.files import canonical_hash
+from data.files import canonical_hash, sha256_of
 from data.sampling.positions import IGNORED, PLAIN, PlainPositions
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItems
 from data.tokenizers import SymbolTokenizer
@@ -190,16 +189,13 @@ def draw_symbols(
             raise EvaluationError(f"positions={settings.positions}: {error}") from error
         rows = items.rows(index)
         placed = rows.placed(positions, settings.seed, 0, drawn_by)
-        digest = hashlib.sha256()
-        for array in (*rows, placed.position):
-            if array is not None:
-                digest.update(array.tobytes())
+        arrays = [array for array in (*rows, placed.position) if array is not None]
         symbols = (rows.targets != IGNORED) & (rows.targets != SymbolTokenizer.eos_id)
         drawn[longest] = DrawnLength(
             tokens=symbol_tokens(rows, placed),
             inputs=rows.inputs.shape[1],
             positions=1 + int(np.ceil(placed.position.max())),
-            hash=digest.hexdigest(),
+            hash=sha256_of(b"".join(array.tobytes() for array in arrays)),
             # the place of `<end>` is no guess
             chance=float(np.mean(float(task.choices) ** -symbols.sum(axis=1))),
             shortest=shortest,
