@@ -8,9 +8,9 @@ from typing import Any
 
 from data.data_settings import DataSettings, MixtureEntry
 from data.files import canonical_hash, damage_reported, read_json
-from data.generated import GeneratedData, generated
 from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
+from data.task_data import GeneratedData, generated
 from data.text_settings import PreparedSource
 from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, saved_settings
 from errors import DataError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
-from data.generated import generated
+from data.task_data import generated
 from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError
 from evaluation.diagnostics.attention import AttentionSession

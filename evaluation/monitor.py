@@ -126,12 +126,11 @@ def monitor_targets(
     answers of `spans` items at positions 0, 1, 2, ..., or those of the task."""
     if not isinstance(data, GeneratedData):
         return text_targets(data.valid, lengths, targets, spans, seed)
-    items = data.items("validation", seed)
     index = np.arange(spans)
-    rows = items.rows(index, items.width)
+    rows = data.items("validation", seed).rows(index, data.longest)
     tokens = symbol_tokens(rows, rows.placed(PLAIN, seed, 0, index))
     return ValidationTargets(
-        lengths=[items.width],
+        lengths=[data.longest],
         hash=canonical_hash([data.valid_hash, spans, seed]),
         documents=spans,
         share=partial(item_nll, tokens),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from data.generated import GeneratedData
+from data.task_data import GeneratedData
 from data.tokenizers import Tokenizer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams

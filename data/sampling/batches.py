@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from data.files import sha256_of
-from data.sampling.item_rows import SymbolItems
 from data.sampling.positions import (
     IGNORED,
     PACKINGS,
@@ -33,6 +32,7 @@ from data.sampling.positions import (
 from data.sampling.random_draws import permuted
 from data.sampling.segments import MixturePattern, Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
+from data.task_data import SymbolItems
 from errors import DataError
 
 TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
@@ -339,7 +339,7 @@ class ItemSampler:
         self.plan = SegmentPlan(plan)
         self.seed = seed
         self.positions = positions
-        if min(self.plan.lengths) < self.items.width or len(self.plan.lengths) > 1:
+        if min(self.plan.lengths) < items.data.longest or len(self.plan.lengths) > 1:
             raise DataError(
                 f"training.stages: every window must have train_length tokens, as items of the "
                 f"task {items.task.name} do; remove the lengths of the stages"

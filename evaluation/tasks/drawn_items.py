@@ -182,7 +182,7 @@ def draw_symbols(
         try:
             source = SymbolSource(task=task, lengths=(shortest, longest))
             items = replace(data, source=source).items("evaluation", settings.seed)
-            positions.check(items.width)
+            positions.check(items.data.longest)
         except DataError as error:
             raise EvaluationError(f"lengths: {error}") from error
         except ValueError as error:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.sampling.item_rows import ItemRows
 from data.sampling.positions import IGNORED, PositionedTokens
+from data.task_data import ItemRows
 from data.tasks import TaskItem
 from evaluation.scoring.scoring import by_shape
 from model import TokenPositions, Transformer

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from data import DataError, DataSettings
-from data.generated import generated
+from data import DataError, DataSettings, GeneratedData
+from data.data_settings import SymbolSource
 from data.sampling.batches import ItemSampler
-from data.sampling.item_rows import SymbolItems
 from data.sampling.positions import IGNORED
 from data.sampling.segments import Segment
+from data.task_data import SymbolItems, generated
 from data.tasks import SymbolTaskSettings
 from data.tasks.symbols import Problem
 from data.tokenizers import SymbolTokenizer, load_tokenizer
@@ -30,8 +30,7 @@ ADAPTER = TypeAdapter(SymbolTaskSettings)
 
 
 def make(task: dict, lengths=(3, 20), purpose="training", seed=0) -> SymbolItems:
-    settings = ADAPTER.validate_python(task)
-    return SymbolItems(settings, lengths, purpose=purpose, seed=seed, bos=True)
+    return GeneratedData(SymbolSource(task=task, lengths=lengths), bos=True).items(purpose, seed)
 
 
 def read(items: SymbolItems, index: int) -> Problem:
@@ -145,7 +144,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
     for i in range(300):
         for purpose in starts:
             items = data.items(purpose, 0)
-            row = items.rows(np.array([i]), items.width)
+            row = items.rows(np.array([i]), data.longest)
             n = int(row.count[0])
             given = np.array([0, *items.task.item_positions(items.length(i))])[:n]
             start = int((row.position[0, :n] - given).max())
@@ -168,13 +167,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
 @pytest.mark.parametrize("case", ["copy", "flip_flop", "addition, coupled"])
 def test_batches_train_answers_and_never_padding(case, bos, loss):
     settings = data_of(EVERY[case], bos=bos, source={"loss": loss})
-    items = SymbolItems(
-        settings.source.task,
-        (3, 9),
-        purpose="training",
-        seed=4,
-        bos=bos,
-    )
+    items = generated(settings).items("training", 4)
     names = ["<end>", "<begin>", *settings.source.task.alphabet]
     seen = set()
     for step in range(3):
