@@ -17,7 +17,8 @@ from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows
-from evaluation.tasks.task_scoring import ItemTokens, score_items, symbol_tokens
+from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
+from evaluation.tasks.task_session import score_items
 from model import Transformer
 
 # lengths that fewer reach are left out: they would limit the targets of all lengths

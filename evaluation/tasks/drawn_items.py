@@ -1,19 +1,51 @@
 """Draw the items of an evaluation: the same questions at every length, method and scheme."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from data import DataError, GeneratedData, Tokenizer
 from data.data_settings import SymbolSource
 from data.files import canonical_hash, sha256_of
-from data.sampling.positions import IGNORED, PLAIN, PlainPositions
-from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItems
+from data.sampling.positions import IGNORED, PLAIN, PlainPositions, PositionedTokens
+from data.task_data import ItemRows
+from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItem, TaskItems
 from data.tokenizers import SymbolTokenizer
 from errors import EvaluationError
-from evaluation.tasks.task_scoring import ItemTokens, symbol_tokens, text_tokens
 from evaluation.tasks.task_settings import TaskEvaluationSettings
+
+
+class ItemTokens(NamedTuple):
+    """Items as a model reads them. An item in text has C candidates with the same number of tokens,
+    the correct one first; an item on symbols has one, which is all of it.
+
+    Attributes:
+        prompts: of each item, the tokens that are read once, before all candidates.
+        inputs: (C, A) int64 of each item, the tokens that are read of each candidate.
+        targets: of each item, the tokens predicted by the end of the prompt and by the inputs,
+            (C, A + 1), or (C, A) without a prompt; IGNORED where none is to be predicted.
+        placed: positions of the inputs; None: 0, 1, 2, ...
+    """
+
+    prompts: Sequence[np.ndarray]
+    inputs: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray]
+    placed: PositionedTokens | None = None
+
+
+def text_tokens(items: Sequence[TaskItem], bos: int | None) -> ItemTokens:
+    """Items in text, of which the prompt is shared by the candidates."""
+    begin = [] if bos is None else [bos]
+    prompts = [np.array([*begin, *item.prompt]) for item in items]
+    candidates = [np.array([item.answer, *item.others]) for item in items]
+    return ItemTokens(prompts, [tokens[:, :-1] for tokens in candidates], candidates)
+
+
+def symbol_tokens(rows: ItemRows, placed: PositionedTokens) -> ItemTokens:
+    """Items on symbols, of which every answer is a target."""
+    return ItemTokens(rows.inputs[:, :0], rows.inputs[:, None], rows.targets[:, None], placed)
 
 
 @dataclass(frozen=True, kw_only=True)

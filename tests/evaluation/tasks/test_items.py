@@ -17,8 +17,8 @@ from data.task_data import generated
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
 from evaluation.tasks import task_session
-from evaluation.tasks.task_scoring import BatchScores, score_items, symbol_tokens
-from evaluation.tasks.task_session import item_values
+from evaluation.tasks.drawn_items import symbol_tokens
+from evaluation.tasks.task_session import BatchScores, item_values, score_items
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
