@@ -145,8 +145,8 @@ def with_keys(where: object, value: object, needed: Mapping[str, type]) -> dict:
     return value
 
 
-def sha256_of(content: Path | str | bytes | np.ndarray) -> str:
-    """sha256, hex, of a file, a text, bytes, or the bytes of a contiguous array."""
+def sha256_of(content: Path | str | bytes | memoryview) -> str:
+    """sha256, hex, of a file, a text or bytes."""
     if isinstance(content, Path):
         with open(content, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,7 +5,6 @@ A row of a batch is one item: inputs from the left, then padding, which is never
 follows the item, so that no token of the item attends to it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from data.data_settings import DataSettings, SymbolSource
 from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
 from data.sampling.random_draws import below, bits, key_of
-from data.tasks import TaskItem, TaskItems
+from data.tasks import CoupledTask, TaskItem, TaskItems
 from data.tokenizers.tokenizer import SymbolTokenizer
 from errors import DataError
 
@@ -32,7 +31,8 @@ class ItemRows(NamedTuple):
     count: np.ndarray  # (b,) inputs of each item
 
     def part(self, rows: slice) -> "ItemRows":
-        return ItemRows(*(None if x is None else x[rows] for x in self))
+        position = None if self.position is None else self.position[rows]
+        return ItemRows(self.inputs[rows], self.targets[rows], position, self.count[rows])
 
     def placed(
         self,
@@ -146,17 +146,19 @@ class GeneratedData:
         """The problem of a held-out item, as a prompt."""
         return self.tokenizer.decode(self.items("validation", 0).drawn(0).prompt)
 
-    def positions(self, ids: Sequence[int], more: int) -> list[int]:
+    def positions(self, ids: list[int], more: int) -> list[int]:
         """The positions of a prompt and of the next `more` tokens, which the task gives. Raises
         DataError for a prompt that is no problem of the task."""
+        task = self.source.task
+        assert isinstance(task, CoupledTask)
         begin = [0] * (self.bos and ids[:1] == [self.tokenizer.bos_id])
         prompt = self.tokenizer.decode(ids[len(begin) :]).split()
         try:
-            return begin + self.source.task.positions_of(prompt, more)
+            return begin + task.positions_of(prompt, more)
         except ValueError:
             raise DataError(
-                f"the positions of the task {self.source.task.name} require a whole problem, such "
-                f"as {self.opening()!r}"
+                f"the positions of the task {task.name} require a whole problem, such as "
+                f"{self.opening()!r}"
             ) from None
 
 

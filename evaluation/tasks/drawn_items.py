@@ -29,9 +29,9 @@ class ItemTokens(NamedTuple):
         placed: positions of the inputs; None: 0, 1, 2, ...
     """
 
-    prompts: Sequence[np.ndarray]
-    inputs: Sequence[np.ndarray]
-    targets: Sequence[np.ndarray]
+    prompts: Sequence[np.ndarray] | np.ndarray
+    inputs: Sequence[np.ndarray] | np.ndarray
+    targets: Sequence[np.ndarray] | np.ndarray
     placed: PositionedTokens | None = None
 
 
@@ -60,7 +60,7 @@ class DrawnLength:
             comparable.
         chance: mean accuracy of uniform guesses.
         shortest: length of the shortest problems on symbols.
-        distance: (n,) of `TaskItem`, in text.
+        distance: (n,) of `TaskItem`; empty on symbols.
     """
 
     tokens: ItemTokens
@@ -69,7 +69,7 @@ class DrawnLength:
     hash: str
     chance: float
     shortest: int | None = None
-    distance: np.ndarray | None = None
+    distance: np.ndarray = field(default_factory=NO_TEXT.copy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class DrawnItems:
         vocab_size: number of ids of the tokenizer.
         unit: (n,) the haystack of each item, or the item itself without haystacks, as `unit_kind`
             states.
-        depth: (n,) index of the item's depth in `depths`, in text.
+        depth: (n,) index of the item's depth in `depths`; empty on symbols.
     """
 
     task: Task
@@ -93,7 +93,7 @@ class DrawnItems:
     unit: np.ndarray
     unit_kind: str = "item"
     unit_names: list[str] = field(default_factory=list)
-    depth: np.ndarray | None = None
+    depth: np.ndarray = field(default_factory=NO_TEXT.copy)
     depths: list[float] = field(default_factory=list)
 
     @property
