@@ -10,7 +10,6 @@ Where a state is carried, windows are not permuted: row r of a batch of B rows r
 parts of the stream, one window after the other, with the documents and orders of the stream.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -83,7 +82,7 @@ def make_batch(
         position=torch.tensor(placed.position),
         document=torch.tensor(placed.document),
         layout=placed.layout,
-        position_end=1 + max(0, math.ceil(placed.position.max())),
+        position_end=placed.position_end,
         unit_steps=placed.unit_steps,
         n_targets=n_targets,
         epoch=epoch,

@@ -226,7 +226,7 @@ def draw_symbols(
         drawn[longest] = DrawnLength(
             tokens=symbol_tokens(rows, placed),
             inputs=rows.inputs.shape[1],
-            positions=1 + int(np.ceil(placed.position.max())),
+            positions=placed.position_end,
             hash=sha256_of(b"".join(array.tobytes() for array in arrays)),
             # the place of `<end>` is no guess
             chance=float(np.mean(float(task.choices) ** -symbols.sum(axis=1))),

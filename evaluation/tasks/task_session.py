@@ -135,7 +135,7 @@ def token_positions(
         position=position,
         document=document,
         layout=placed.layout,
-        position_end=1 + max(0, int(np.ceil(placed.position.max()))),
+        position_end=placed.position_end,
         lengths=(length,),
         unit_steps=placed.unit_steps,
     )
