@@ -61,15 +61,15 @@ class SymbolItems(TaskItems):
         data.source.task.check(data.source.bounds)
         self.data = data
 
-    def length(self, index: int) -> int:
-        """Length of the problem of item `index`, drawn uniformly."""
+    def lengths(self, index: np.ndarray) -> list[int]:
+        """Length of the problem of each item (n,), drawn uniformly."""
         least, most = self.data.source.bounds
-        random = bits(key_of(*self.key, "length"), np.array([index]))
-        return least + below(random, most - least + 1).item()
+        random = bits(key_of(*self.key, "length"), index)
+        return (least + below(random, most - least + 1)).tolist()
 
-    def drawn(self, index: int) -> TaskItem:
-        """Item `index`, of its own length."""
-        return self.item(index, self.length(index))
+    def drawn(self, index: np.ndarray) -> list[TaskItem]:
+        """The items with these indices (n,), each of its own length."""
+        return list(map(self.item, index.tolist(), self.lengths(index)))
 
     def rows(
         self,
@@ -83,7 +83,7 @@ class SymbolItems(TaskItems):
             answers_only: other tokens are no targets.
         """
         bos = self.data.bos
-        items = [self.drawn(i) for i in index.tolist()]
+        items = self.drawn(index)
         count = np.array([len(item.tokens) + bos - 1 for item in items])
         shape = (len(items), width or int(count.max()))
         inputs = np.zeros(shape, dtype=np.int64)
@@ -144,7 +144,8 @@ class GeneratedData:
 
     def opening(self) -> str:
         """The problem of a held-out item, as a prompt."""
-        return self.tokenizer.decode(self.items("validation", 0).drawn(0).prompt)
+        (item,) = self.items("validation", 0).drawn(np.arange(1))
+        return self.tokenizer.decode(item.prompt)
 
     def positions(self, ids: list[int], more: int) -> list[int]:
         """The positions of a prompt and of the next `more` tokens, which the task gives. Raises

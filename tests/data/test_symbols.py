@@ -35,7 +35,7 @@ def make(task: dict, lengths=(3, 20), purpose="training", seed=0) -> SymbolItems
 
 def read(items: SymbolItems, index: int) -> Problem:
     """An item as symbols."""
-    item = items.drawn(index)
+    (item,) = items.drawn(np.array([index]))
     names = ["<end>", "<begin>", *items.task.alphabet]
     return Problem([names[i] for i in item.tokens], item.is_answer)
 
@@ -66,7 +66,7 @@ def test_checker_solves_items(case):
     items = make(EVERY[case])
     alphabet = {*items.task.alphabet, "<end>"}
     assert len(set(items.task.alphabet)) == len(items.task.alphabet)
-    lengths = [items.length(i) for i in range(60)]
+    lengths = items.lengths(np.arange(60))
     assert min(lengths) >= 3
     assert max(lengths) <= 20
     assert len(set(lengths)) > 10
@@ -87,8 +87,8 @@ def test_items_depend_on_purpose_seed_and_index(case):
     for purpose in ("training", "validation", "evaluation"):
         for seed in (0, 1):
             first, again = (make(TASKS[case], (14, 20), purpose, seed) for _ in range(2))
-            own = {tuple(first.drawn(i).tokens) for i in range(10)}
-            assert own == {tuple(again.drawn(i).tokens) for i in range(10)}
+            own = {tuple(item.tokens) for item in first.drawn(np.arange(10))}
+            assert own == {tuple(item.tokens) for item in again.drawn(np.arange(10))}
             seen.update(own)
     assert len(seen) >= 55
     assert max(seen.values()) <= 2
@@ -146,7 +146,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
             items = data.items(purpose, 0)
             row = items.rows(np.array([i]), data.longest)
             n = int(row.count[0])
-            given = np.array([0, *items.task.item_positions(items.length(i))])[:n]
+            given = np.array([0, *items.task.item_positions(*items.lengths(np.array([i])))])[:n]
             start = int((row.position[0, :n] - given).max())
             assert np.array_equal(row.position[0, :n], given + start * (given > 0))
             assert row.position.max() <= 30
@@ -155,7 +155,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
     assert starts["evaluation"] == {0}
     assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
-    item = items.drawn(3)
+    (item,) = items.drawn(np.array([3]))
     ids = [1, *item.prompt]
     assert data.positions(ids, len(item.answer)) == [0, *item.positions]
     with pytest.raises(DataError, match="whole problem"):

@@ -70,8 +70,8 @@ def test_exact_match_equals_greedy_decoding(task, scheme):
     items = data.items("evaluation", 0)
     rows, tokens = tokens_of(items)
     expected = []
-    for i in range(40):
-        prompt = [1, *items.drawn(i).prompt]
+    for i, item in enumerate(items.drawn(np.arange(40))):
+        prompt = [1, *item.prompt]
         (answers,) = np.nonzero(rows.targets[i] != IGNORED)
         positions = [data.positions(prompt, len(answers))] if "positions" in task else None
         greedy = SamplingParams(temperature=0)
