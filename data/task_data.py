@@ -16,7 +16,7 @@ from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
 from data.sampling.random_draws import below, bits, key_of
 from data.tasks import CoupledTask, TaskItem, TaskItems
-from data.tokenizers.tokenizer import SymbolTokenizer
+from data.tokenizers.tokenizer_base import SymbolTokenizer
 from errors import DataError
 
 SAMPLED = 16  # items that the hash includes, so that it changes with the generator

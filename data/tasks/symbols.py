@@ -10,7 +10,7 @@ import numpy as np
 
 from data.sampling.random_draws import NamedDraws
 from data.tasks.task import Task, TaskItem, TaskRequest, answer_mask
-from data.tokenizers.tokenizer import END, SymbolTokenizer
+from data.tokenizers.tokenizer_base import END, SymbolTokenizer
 from errors import DataError
 from settings.fields import setting
 

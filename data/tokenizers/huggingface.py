@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from data.files import sha256_of
-from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
+from data.tokenizers.tokenizer_base import Tokenizer, end_ids, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import DataError
 

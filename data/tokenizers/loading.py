@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from data.files import damage_reported, read_json
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
-from data.tokenizers.tokenizer import CARD, ByteTokenizer, SymbolTokenizer, Tokenizer
+from data.tokenizers.tokenizer_base import CARD, ByteTokenizer, SymbolTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import (
     HuggingFaceSettings,
     SentencePieceSettings,

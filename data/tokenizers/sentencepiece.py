@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import sentencepiece
 
 from data.files import sha256_of
-from data.tokenizers.tokenizer import Tokenizer, end_ids
+from data.tokenizers.tokenizer_base import Tokenizer, end_ids
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
 

@@ -158,8 +158,7 @@ def draw_text(
             kind = "haystack"
             names = haystacks.names
             depth = (index + index // count) % len(depths)
-            cut = [haystacks.text(i, "evaluation", settings.seed, i) for i in range(count)]
-            texts = [cut[i] for i in unit]
+            texts = [haystacks.text(i, "evaluation", settings.seed, i) for i in unit.tolist()]
         for length in lengths:
             made = [
                 items.item(int(i), length + 1 - int(bos), depths[depth[i]], texts[i]) for i in index
