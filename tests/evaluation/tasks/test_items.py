@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -208,7 +209,13 @@ def test_run_is_evaluated_at_lengths_of_problems(run, capsys, monkeypatch):
     assert [cell["length"] for cell in report["cells"]] == [6, 9, 12]
     assert all(len(cell["unit_exact"]) == 20 for cell in report["cells"])
     assert report["methods"].keys() == {"trained"}  # no item is cut
-    assert report["cells"][1]["chance"] == pytest.approx(1e-10)
+    cell = report["cells"][1]
+    assert cell["chance"] == pytest.approx(1e-10)
+    # Wilson's interval of 0 of 20 items, simultaneous over three lengths
+    square = NormalDist().inv_cdf(1 - 0.05 / 3 / 2) ** 2
+    assert (cell["exact"], cell["exact_low"]) == (0, 0)
+    assert cell["exact_high"] == pytest.approx(square / (20 + square))
+    assert cell["against_chance"] == "not distinguishable from chance"
     first = (run / "evaluation" / "one" / "results.csv").read_bytes()
     capsys.readouterr()
     call(evaluate_script, run, run / "evaluation" / "one" / "settings.yaml")
