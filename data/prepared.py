@@ -8,9 +8,9 @@ from typing import Any
 
 from data.data_settings import DataSettings, MixtureEntry
 from data.files import canonical_hash, damage_reported, read_json
-from data.generated import GeneratedData, generated
 from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
+from data.task_data import GeneratedData, generated
 from data.text_settings import PreparedSource
 from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, saved_settings
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
@@ -72,8 +72,12 @@ class PreparedData:
             store.verify(self.tokenizer.vocab_size)
 
     def opening(self) -> str:
-        """The beginning of a held-out document, as a prompt."""
-        return opening(self.valid, self.tokenizer)
+        """The first whole words of a held-out document, up to the end of its first line."""
+        begin = int(self.valid.has_bos)
+        ids = self.valid.document(0)[begin : begin + OPENING]
+        text = self.tokenizer.decode(ids.tolist()).strip()
+        line = text.splitlines()[0] if text else ""
+        return (line.rsplit(None, 1)[0] if " " in line else line).rstrip("\ufffd")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -91,14 +95,6 @@ class PreparedData:
 RunData = PreparedData | GeneratedData
 
 
-def opening(store: TokenStore, tokenizer: Tokenizer) -> str:
-    """The first whole words of the first document, up to the end of its first line."""
-    begin = int(store.has_bos)
-    text = tokenizer.decode(store.document(0)[begin : begin + OPENING].tolist()).strip()
-    line = text.splitlines()[0] if text else ""
-    return (line.rsplit(None, 1)[0] if " " in line else line).rstrip("\ufffd")
-
-
 def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> PreparedData:
     """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards
     exist and have the expected size.
@@ -108,7 +104,7 @@ def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> Prep
 
 def _open(folder: Path) -> PreparedData:
     path = folder / "prepared.json"
-    if not path.is_file():
+    if not is_finished(folder):
         raise DataError(
             f"{folder} has no finished preparation (no prepared.json); run scripts/prepare.py"
         )

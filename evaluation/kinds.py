@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
-from data.tasks import HaystackTask, Task
+from data.task_data import generated
+from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError
 from evaluation.diagnostics.attention import AttentionSession
 from evaluation.diagnostics.diagnostic_settings import (
@@ -24,7 +25,7 @@ from evaluation.ranks import EvaluationRanks
 from evaluation.reports.diagnostic_report import attention_report, generation_report
 from evaluation.reports.loss_report import comparison_report, loss_report
 from evaluation.reports.report import EvaluationReport
-from evaluation.reports.task_report import item_report, task_report
+from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
@@ -38,9 +39,8 @@ from evaluation.scoring.plan import ChosenTargets, choose_targets
 from evaluation.scoring.session import CellSession
 from evaluation.statistics.loss_table import analyze
 from evaluation.stores import haystacks, open_stores
-from evaluation.tasks.drawn_items import draw_items
-from evaluation.tasks.item_session import ItemResult, ItemSession
-from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
+from evaluation.tasks.task_session import TaskResult, TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 
 
@@ -214,12 +214,26 @@ class TaskEvaluation(Evaluation):
 
     settings: TaskEvaluationSettings
 
-    def session(self, run: EvaluatedRun) -> CellSession:
+    def session(self, run: EvaluatedRun) -> TaskSession:
+        drawn, facts = self.draw(run)
+        return TaskSession(
+            self.settings,
+            run.model,
+            drawn,
+            self.methods(run),
+            cells=run.cells,
+            facts={"tokenizer_hash": run.tokenizer.hash, **facts},
+            console=self.console,
+        )
+
+    def draw(self, run: EvaluatedRun) -> tuple[DrawnItems, dict]:
+        """The items, and facts about them for results.json."""
         settings = self.settings
-        if run.model.settings.data.is_generated:
-            return ItemSession(settings, run, self.methods(run), console=self.console)
+        data = run.model.settings.data
+        if items := generated(data):
+            return draw_symbols(settings, items, data.positions), {}
         task = settings.task or run.task
-        if not isinstance(task, Task):
+        if not isinstance(task, TextTask):
             raise EvaluationError(
                 f"{run.folder} was not trained on {task.name if task else 'a task'}: set a task in "
                 "text, such as task.name=passkey"
@@ -229,32 +243,21 @@ class TaskEvaluation(Evaluation):
         if isinstance(task, HaystackTask):
             folder = settings.haystack_store or (run.data if run.task is None else None)
             documents, origin = haystacks(task, folder)
-        drawn = draw_items(
+        drawn = draw_text(
             settings,
             task,
             run.tokenizer,
-            bos=run.model.settings.data.bos,
+            bos=data.bos,
             trained_length=run.model.trained_length,
             documents=documents,
             origin=origin,
         )
-        return TaskSession(
-            settings,
-            run.model,
-            drawn,
-            self.methods(run),
-            cells=run.cells,
-            facts={"task": task.name, "haystack": origin, "tokenizer_hash": run.tokenizer.hash},
-            console=self.console,
-        )
+        return drawn, {"haystack": origin}
 
-    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
+    def report(self, results: list[TaskResult], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"changed": self.runs[0].changed, **facts}
-        name = f"{result.facts['task']}-{self.settings.identity()}"
-        if isinstance(result, ItemResult):
-            return item_report(result, name)
-        return task_report(result, name)
+        return task_report(result, f"{result.facts['task']}-{self.settings.identity()}")
 
 
 class DiagnosticEvaluation(Evaluation):

@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
 from data import DataError, DataSettings, PreparedData, prepared_folder
-from data.generated import generated
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.preparation.summary import show
+from data.task_data import generated
 from data.text_settings import with_text
 from run_directory.console import Console
 from run_directory.run_settings import RunSettings

@@ -9,7 +9,7 @@ from data.tokenizers.loading import (
     saved_settings,
 )
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
-from data.tokenizers.tokenizer import ByteTokenizer, SymbolTokenizer, Tokenizer, lossless
+from data.tokenizers.tokenizer_base import ByteTokenizer, SymbolTokenizer, Tokenizer, lossless
 
 __all__ = [
     "ByteTokenizer",
