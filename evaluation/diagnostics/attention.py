@@ -14,11 +14,11 @@ from evaluation.diagnostics.attention_weights import (
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.scoring.evaluate import evenly_spread
+from evaluation.scoring.cells import Advance, CellSession, EvaluationCell
 from evaluation.scoring.methods import CellPlace, Method
-from evaluation.scoring.plan import EvaluationPlan, fixed_plan
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell
-from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.targets import EvaluationText
+from evaluation.scoring.text_loss import spread
+from evaluation.scoring.windows import EvaluationPlan, fixed_plan
 from model import Transformer
 
 
@@ -62,8 +62,9 @@ class AttentionSession(CellSession):
     ):
         self.text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
         plan = fixed_plan(settings, self.text, tokenizer.hash, subject.trained_length)
-        self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
-        documents = self.chosen[plan.lengths[0]].document
+        chosen = spread(len(plan.truncated), settings.windows)
+        self.chosen = {length: windows[chosen] for length, windows in plan.windows.items()}
+        documents = plan.truncated[chosen, 0]
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
         result = AttentionResult(**fields, plan=plan)
         lengths = {length: length for length in plan.lengths}
@@ -86,7 +87,7 @@ class AttentionSession(CellSession):
                 method,
                 length,
                 self.key(method, length),
-                inputs=self.chosen[length].inputs,
+                inputs=self.chosen[length][:, 2],
                 keep=self.settings.targets,
                 chunk=self.settings.chunk,
                 windows=self.chosen[length],
@@ -101,8 +102,8 @@ class AttentionSession(CellSession):
         batch: int,
         advance: Advance,
     ) -> AttentionSample:
-        windows = cell.windows
-        tokens = self.text.windows(windows.document, windows.end, cell.length)
+        document, end, *_ = cell.windows.T
+        tokens = self.text.windows(document, end, cell.length)
         tokens = torch.from_numpy(tokens).to(self.device)
         parts = []
         for rows in tokens.split(batch):

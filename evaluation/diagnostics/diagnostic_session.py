@@ -7,9 +7,9 @@ import numpy as np
 
 from evaluation.diagnostics.diagnostic_settings import DiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.scoring.cells import MeasuredCells
 from evaluation.scoring.methods import Method
-from evaluation.scoring.session import MeasuredCells
-from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.targets import EvaluationText
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,10 @@ from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.scoring.cells import Advance, CellSession, EvaluationCell
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell
-from evaluation.scoring.targets import draw_integer, draw_targets
-from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.targets import EvaluationText, draw_integer, draw_targets
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import Transformer

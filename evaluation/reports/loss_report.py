@@ -3,13 +3,12 @@ the schemes of a study. Their tables, sentences and figures are the same views o
 results."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from errors import EvaluationError
 from evaluation.reports.document import (
     NONE,
     Cell,
@@ -40,21 +39,20 @@ from evaluation.reports.report import (
     basis,
     caveats,
     melted,
-    method_variants,
 )
-from evaluation.results_table import ResultRow, ResultsTable, number
-from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.statistics.intervals import unit_counts, unit_means
+from evaluation.scoring.text_loss import LossResult
+from evaluation.statistics.intervals import unit_means
 from evaluation.statistics.loss_table import (
     INCONCLUSIVE,
     POINTS_ONLY,
     UNDERTRAINED,
     Analysis,
-    VerdictRules,
-    add_levels,
-    is_undertrained,
+    analyze,
+    by_position,
     losses_of,
+    read_gains,
 )
 
 TONES = {"held": "good", "broken": "bad"}
@@ -444,68 +442,102 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
     return f"Bars: {intervals}. Shaded: within the tolerance." if drawn else ""
 
 
-# One run.
+# Reports.
 
 
 def loss_report(
-    result: EvaluationResult, analysis: Analysis, name: str = "loss"
+    runs: Mapping[str, LossResult], name: str = "loss", facts: Mapping | None = None
 ) -> EvaluationReport:
-    r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
+    """Of one run under its methods, or of several runs on the same targets, by name.
+
+    Args:
+        name: of the results folder.
+        facts: (corpus, command, date) for results.json.
+    """
+    first, *others = runs.values()
+    analysis = analyze(runs)
+    record = comparison_record(runs, analysis) if others else record_of(first, analysis)
+    r = LossResults(
+        title=f"{len(runs)} runs" if others else first.subject.name,
+        variants=analysis.variants,
+        noun="run" if others else "method",
+        facts={**record, **(facts or {})},
+        table=analysis.table,
+        lengths=first.plan.lengths,
+        unit_kind=first.unit_kind,
+        units=len(np.unique(first.unit)),
+        tolerance=first.settings.tolerance,
+        confidence=first.settings.confidence,
+        family=analysis.family,
+        difference_family=analysis.family,
+        undertrained=analysis.undertrained,
+        per="token" if first.plan.span_bytes is None else "byte",
+    )
     report = EvaluationReport(
         name=name,
-        title=f"Loss of {r.title}",
+        title=f"Loss of {listed(list(runs)) if others else r.title}",
         results=r,
-        verdict=verdict(r),
-        details=[*details(r), *reference(result, r), result.screening.sentence],
-        caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
-        tables=[overview(r), read_gain_table(r)],
-        more_tables=[gains(r)],
+        caveats=caveats(r.units, r.unit_kind, runs if others else {"": first}, analysis.notes),
+        more_records={"targets.json": first.plan.record},
         draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
-        more_records={"targets.json": result.plan.record},
     )
-    protocol = result.plan.protocol
+    protocol = first.plan.protocol
+    if others:
+        r.baseline, *_ = runs
+        r.also_trained = [run.subject.trained_length for run in runs.values()]
+        over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
+        text = FigureText(
+            "Loss of several runs by context length",
+            f"The same {r.sample} at every length ({protocol})",
+            bars_note(r.table.select("difference"), f"{over} {r.difference_family}"),
+        )
+        *sentences, last = details(r) or [f"{r.against}: point estimates only."]
+        report.verdict = warning(r) + last
+        report.details = [
+            *sentences,
+            *(
+                f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
+                f"{each.subject.trained_length:,}."
+                for run, each in runs.items()
+            ),
+            "Differences describe these checkpoints, not a training method.",
+            first.screening.sentence,
+        ]
+        report.tables = [overview(r), differences(r)]
+        return report
+    r.truncated = first.truncated_nll
+    r.unigram = first.unigram_nll
+    r.table.extend(read_gain_rows(record))
+    if first.settings.matrix:  # best first at the longest length
+        r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
     same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
-    subtitle = f"{r.title}: {same}{r.sample}{at_each} ({protocol})"
     gain_rows = [row for row in r.table.select("delta") if row.verdict]
-    text = FigureText("Loss beyond the trained length", subtitle, bars_note(gain_rows, r.intervals))
-    if analysis.buckets:
+    text = FigureText(
+        "Loss beyond the trained length",
+        f"{r.title}: {same}{r.sample}{at_each} ({protocol})",
+        bars_note(gain_rows, r.intervals),
+    )
+    report.details = [*details(r), *reference(first, r), first.screening.sentence]
+    if record["by_position"]:
+        r.table.extend(position_rows(record))
         report.tables = position_tables(r)
-        report.more_tables = ()
         report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r))}
         report.verdict = warning(r) + position_verdict(r)
+    else:
+        report.tables = [overview(r), read_gain_table(r)]
+        report.more_tables = [gains(r)]
+        report.verdict = verdict(r)
     return report
 
 
-def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
-    """The results of one run, whose record (results.json) has the facts; its repeated text and
-    positions are added to the table."""
-    methods = list(record["methods"])
-    if record["settings"].get("matrix"):  # best first at the longest length
-        last = {cell["method"]: cell["nll"] or math.inf for cell in record["cells"]}
-        last |= {TRAINED: -math.inf, TRUNCATE: -math.inf}
-        methods.sort(key=lambda method: last.get(method, math.inf))
-    table.extend(read_gain_rows(record))
-    table.extend(position_rows(record))
-    unigram = record["unigram_nll"]
-    truncated = record["truncated_nll"]
-    return LossResults(
-        title=title,
-        variants=method_variants(methods),
-        facts=record,
-        table=table,
-        lengths=record["lengths"],
-        unit_kind=record["unit"],
-        units=len(record["units"]["names"]),
-        tolerance=record["tolerance"],
-        confidence=record["confidence"],
-        family=record["family"],
-        truncated=truncated,
-        unigram=unigram,
-        undertrained=[*map(name_of, methods)] if is_undertrained(truncated, unigram) else [],
-    )
+def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
+    """NLL at the longest length, with the baselines first."""
+    if columns["method"] in (TRAINED, TRUNCATE):
+        return -math.inf
+    return r.table.value(name, "nll", r.lengths[-1]) or math.inf
 
 
-def reference(result: EvaluationResult, r: LossResults) -> list[str]:
+def reference(result: LossResult, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
     trained = r.table.value(name_of(TRAINED), "perplexity", r.trained_length)
@@ -521,14 +553,9 @@ def reference(result: EvaluationResult, r: LossResults) -> list[str]:
     return lines
 
 
-def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
-    """The content of results.json."""
+def record_of(result: LossResult, analysis: Analysis) -> dict:
+    """The content of results.json of one run."""
     ids, counts = np.unique(result.unit, return_counts=True)
-    units = {
-        "kind": result.unit_kind,
-        "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
-        "targets": counts.tolist(),
-    }
 
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
         """Mean NLL of each unit in the order of `units`."""
@@ -546,7 +573,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
                     "length": length,
                     **{metric: analysis.table.value(name, metric, length) for metric in NUMBERS},
                     "failure": result.absent.get(cell) or result.failed.get(cell),
-                    "scheme": notes.get(length),
+                    "scheme": notes[length],
                     "exists": cell not in result.absent,
                     "unit_nll": by_unit(result.nll.get(cell)),
                 })  # fmt: skip
@@ -562,18 +589,22 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "lengths": result.plan.lengths,
         "left_out": result.left_out,
         "contamination": result.screening.record,
-        "units": units,
-        "unigram_nll": analysis.unigram,
+        "units": {
+            "kind": result.unit_kind,
+            "names": [result.unit_names[i] for i in ids],
+            "targets": counts.tolist(),
+        },
+        "unigram_nll": result.unigram_nll,
         "unigram_unit_nll": by_unit(result.unigram),
-        "truncated_nll": analysis.truncated,
+        "truncated_nll": result.truncated_nll,
         "truncated_unit_nll": by_unit(result.truncated),
         "cells": cells,
-        "by_position": analysis.buckets,
+        "by_position": by_position(result),
         "per_target_nll": result.files,
     }
     if repeats := result.plan.repeats:
-        cells = analysis.read_gains
-        record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": cells}
+        gains = list(read_gains(result))
+        record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": gains}
     return record
 
 
@@ -601,57 +632,17 @@ def read_gain_rows(record: dict) -> Iterator[ResultRow]:
                 yield row._replace(note=note, units=len(cell["units"]), **place)
 
 
-# Several runs.
-
-
-def comparison_report(
-    names: Sequence[str], results: Sequence[EvaluationResult], name: str, facts: dict
-) -> EvaluationReport:
-    """Every run under each of its methods on the same targets. Differences from the first run are
-    paired by target; their intervals are over units and simultaneous over all differences.
-
-    Args:
-        names: of the runs.
-        facts: (corpus, command, date) for results.json.
-
-    Raises:
-        EvaluationError: two runs were not scored on the same targets.
-    """
-    first = results[0]
-    runs = dict(zip(names, results, strict=True))
-    for run, other in runs.items():
-        if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
-            raise EvaluationError(
-                f"{run} and {names[0]} have different targets; evaluate both with equal settings"
-            )
-    variants = {}
-    losses = {}
-    undertrained = []
-    for run, result in runs.items():
-        for method in result.methods:
-            label = run if method.label == TRAINED else f"{run}, {method.label}"
-            variants[label] = {"run": result.subject.name, "method": method.label}
-            losses[label] = losses_of(result, method.label)
-            means = [None if x is None else x.mean() for x in (result.truncated, result.unigram)]
-            if is_undertrained(*means):
-                undertrained.append(label)
-    baseline, *_ = losses.values()
-    pairs = [  # truncation to the trained length changes nothing there: it is the same array
-        (label, length)
-        for label, own in losses.items()
-        for length in first.plan.lengths
-        if length in own.nll and length in baseline.nll
-        if own.nll[length] is not baseline.nll[length]
-    ]
-    record = {
-        **facts,
+def comparison_record(runs: Mapping[str, LossResult], analysis: Analysis) -> dict:
+    """The content of results.json of several runs."""
+    first, *_ = runs.values()
+    return {
         **first.facts,
         "protocol": first.plan.protocol,
         "trained_length": first.subject.trained_length,
         "dtype": first.settings.dtype,
         "targets_hash": first.plan.hash,
         "targets": len(first.document),
-        "family": max(1, len(pairs)),
+        "family": analysis.family,
         "runs": [
             {
                 "run": run.subject.name,
@@ -659,57 +650,6 @@ def comparison_report(
                 "checkpoint_hash": run.subject.checkpoint_hash,
                 "train_length": run.subject.trained_length,
             }
-            for run in results
+            for run in runs.values()
         ],
     }
-    r = LossResults(
-        title=f"{len(runs)} runs",
-        variants=variants,
-        noun="run",
-        facts=record,
-        lengths=first.plan.lengths,
-        unit_kind=first.unit_kind,
-        units=len(np.unique(first.unit)),
-        tolerance=first.settings.tolerance,
-        confidence=first.settings.confidence,
-        difference_family=record["family"],
-        undertrained=undertrained,
-        baseline=names[0],
-        per="token" if first.plan.span_bytes is None else "byte",
-        also_trained=[run.subject.trained_length for run in results],
-    )
-    alpha = 1 - r.confidence
-    rules = VerdictRules(r.trained_length, r.tolerance, unit_counts(first.unit), alpha)
-    for label, own in losses.items():
-        add_levels(r.table, label, own, rules)
-    for label, length in pairs:
-        change = losses[label].by_unit(losses[label].nll[length] - baseline.nll[length])
-        difference = rules.interval(change, alpha=alpha, family=r.difference_family)
-        r.table.add(label, "difference", difference, length)
-    over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
-    text = FigureText(
-        "Loss of several runs by context length",
-        f"The same {r.sample} at every length ({first.plan.protocol})",
-        bars_note(r.table.select("difference"), f"{over} {r.difference_family}"),
-    )
-    *sentences, last = details(r) or [f"{r.against}: point estimates only."]
-    return EvaluationReport(
-        name=name,
-        title=f"Loss of {listed(list(names))}",
-        results=r,
-        verdict=warning(r) + last,
-        details=[
-            *sentences,
-            *(
-                f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
-                f"{each.subject.trained_length:,}."
-                for run, each in runs.items()
-            ),
-            "Differences describe these checkpoints, not a training method.",
-            first.screening.sentence,
-        ],
-        caveats=caveats(r.units, r.unit_kind, runs),
-        tables=[overview(r), differences(r)],
-        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
-        more_records={"targets.json": first.plan.record},
-    )

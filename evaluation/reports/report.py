@@ -29,8 +29,8 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import save
 from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.scoring.cells import MeasuredCells
 from evaluation.scoring.methods import name_of
-from evaluation.scoring.session import MeasuredCells
 
 NAMED = 6  # variants of one outcome that a sentence names
 # Facts about an evaluation that results.csv repeats in each row.

@@ -41,8 +41,8 @@ from evaluation.reports.report import (
     report_of,
 )
 from evaluation.results_table import ResultRow, number
+from evaluation.scoring.cells import MeasuredCells
 from evaluation.scoring.methods import TRAINED, name_of
-from evaluation.scoring.session import MeasuredCells
 from evaluation.statistics.intervals import unit_counts, wilson
 from evaluation.tasks.item_session import ItemResult
 from evaluation.tasks.task_analysis import (

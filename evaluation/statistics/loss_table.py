@@ -7,7 +7,7 @@ of a study, whose losses have an axis of training seeds.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from errors import EvaluationError
 from evaluation.results_table import ResultsTable
-from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from evaluation.scoring.text_loss import LossResult
 from evaluation.statistics.intervals import (
     MeanInterval,
     interval,
@@ -234,75 +234,103 @@ def add_reach(
     table.add(variant, "gain_shown_to", shown)
 
 
-# One checkpoint.
+# One checkpoint, or several.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Analysis:
-    """The numbers of one evaluation.
+    """The numbers of one run, or of several.
 
     Attributes:
-        table: the long table; variants are the names of methods (`name_of`).
-        buckets, read_gains: parts of results.json by position, and of repeated text.
-        unigram, truncated: NLL of a unigram model and as trained at L0, on the same targets.
+        variants: methods (`name_of`), or runs under methods, with their columns in results.csv.
+        family: number of simultaneous verdicts, or of differences of several runs.
+        undertrained: variants of models hardly better than a unigram model.
         notes: about the methods without a verdict.
     """
 
-    table: ResultsTable
-    buckets: dict[str, list[dict]]
-    read_gains: list[dict]
-    family: int
-    unigram: float | None
-    truncated: float | None
-    notes: list[str]
+    table: ResultsTable = field(default_factory=ResultsTable)
+    variants: dict[str, dict[str, str]] = field(default_factory=dict)
+    family: int = 1
+    undertrained: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
 
 
-def analyze(result: EvaluationResult) -> Analysis:
-    """Derive all numbers of one evaluation. Raises EvaluationError if no cell has a finite mean."""
-    if result.failed and not result.nll:
-        raise EvaluationError(
-            f"{result.subject.name}: no cell of step {result.subject.step} could be measured, "
-            f"under any method at any length ({next(iter(result.failed.values()))}); evaluate "
-            "another checkpoint"
-        )
-    l0 = result.subject.trained_length
-    protocol = result.plan.protocol
-    has_baseline = result.truncated is not None
-    unigram = None if result.unigram is None else float(result.unigram.mean())
-    truncated = float(result.truncated.mean()) if has_baseline else None
-    judged, notes = _judged_methods(result)
-    cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
+def analyze(runs: Mapping[str, LossResult]) -> Analysis:
+    """All numbers of a run under its methods, with verdicts; or of several runs, by name, with
+    differences from the first one as trained, paired by target. Verdicts and differences have
+    intervals that are simultaneous over all of them.
+
+    Raises EvaluationError if no cell of a run has a finite mean, and for runs that were not scored
+    on the same targets.
+    """
+    first_name, *others = runs
+    first = runs[first_name]
+    is_one = not others
+    analysis = Analysis()
+    losses: dict[str, VariantLosses] = {}
+    for run, result in runs.items():
+        same_documents = np.array_equal(result.document, first.document)
+        if not same_documents or result.plan.hash != first.plan.hash:
+            raise EvaluationError(
+                f"{run} and {first_name} have different targets; evaluate both with equal settings"
+            )
+        is_void = is_undertrained(result.truncated_nll, result.unigram_nll)
+        for method in result.methods:
+            name = name_of(method.label)
+            columns = {"method": method.label}
+            if not is_one:
+                name = run if method.label == TRAINED else f"{run}, {method.label}"
+                columns = {"run": result.subject.name, **columns}
+            analysis.variants[name] = columns
+            analysis.undertrained += [name] if is_void else []
+            losses[name] = losses_of(result, method.label)
+    protocol = first.plan.protocol
+    judged: list[str] = []
+    changes = {}
+    if is_one:
+        if first.failed and not first.nll:
+            raise EvaluationError(
+                f"{first.subject.name}: no cell of step {first.subject.step} could be measured, "
+                f"under any method at any length ({next(iter(first.failed.values()))}); evaluate "
+                "another checkpoint"
+            )
+        judged, analysis.notes = _judged_methods(first)
+        beyond = [n for n in first.plan.lengths if n > first.subject.trained_length]
+        cells = {(label, length) for label in judged for length in beyond}
+        analysis.family = max(1, len(cells - first.absent.keys()))
+    else:
+        baseline = next(iter(losses.values())).nll
+        changes = {  # truncation to the trained length changes nothing there: it is the same array
+            (name, length): own.by_unit(nll - baseline[length])
+            for name, own in losses.items()
+            for length, nll in own.nll.items()
+            if length in baseline and nll is not baseline[length]
+        }
+        analysis.family = max(1, len(changes))
     rules = VerdictRules(
-        l0,
-        result.settings.tolerance,
-        unit_counts(result.unit),
-        alpha=1 - result.settings.confidence,
-        family=max(1, len(cells - result.absent.keys())),
-        has_learned=not is_undertrained(truncated, unigram),
+        first.subject.trained_length,
+        first.settings.tolerance,
+        unit_counts(first.unit),
+        alpha=1 - first.settings.confidence,
+        family=analysis.family,
+        has_learned=not analysis.undertrained,
     )
-    table = ResultsTable()
-    for method in result.methods:
-        losses = losses_of(result, method.label)
-        name = name_of(method.label)
-        add_levels(table, name, losses, rules)
-        if method.label in judged and has_baseline and protocol != "by-position":
-            add_verdicts(table, name, losses, rules)
+    for name, own in losses.items():
+        method = analysis.variants[name]["method"]
+        add_levels(analysis.table, name, own, rules)
+        if method in judged and own.as_trained is not None and protocol != "by-position":
+            add_verdicts(analysis.table, name, own, rules)
         # Not for non-overlapping windows, where a longer length also means fewer targets with
         # little context, nor by position, which has one length.
-        if protocol in ("fixed-targets", "sliding") and not method.truncates:
-            add_reach(table, name, losses, rules)
-    return Analysis(
-        table=table,
-        buckets=by_position(result) if protocol == "by-position" and has_baseline else {},
-        read_gains=list(read_gains(result)),
-        family=rules.family,
-        unigram=unigram,
-        truncated=truncated,
-        notes=notes,
-    )
+        if is_one and protocol in ("fixed-targets", "sliding") and method != TRUNCATE:
+            add_reach(analysis.table, name, own, rules)
+    for (name, length), change in changes.items():
+        difference = rules.interval(change, alpha=rules.alpha, family=rules.family)
+        analysis.table.add(name, "difference", difference, length)
+    return analysis
 
 
-def losses_of(result: EvaluationResult, label: str) -> VariantLosses:
+def losses_of(result: LossResult, label: str) -> VariantLosses:
     """The losses of a checkpoint under one method."""
     nll = {}
     more: dict[int, dict[str, float]] = {}
@@ -334,7 +362,7 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
     return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
 
 
-def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
+def _judged_methods(result: LossResult) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
     allowed = PRECISION * result.settings.tolerance
     worst: dict[str, float] = {}
@@ -351,7 +379,7 @@ def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     return ([] if TRAINED in bad else [label for label in labels if label not in bad]), notes
 
 
-def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
+def describe_scheme(result: LossResult, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn factor 4 (auto)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
@@ -365,11 +393,14 @@ def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
     return " | ".join(parts) + tail
 
 
-def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
+def by_position(result: LossResult) -> dict[str, list[dict]]:
     """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
-    to the last position; gain over truncation paired per bucket."""
+    to the last position; gain over truncation paired per bucket. Empty for other protocols, and
+    where the baseline has failed."""
+    if result.plan.protocol != "by-position" or result.truncated is None:
+        return {}
     ((length, windows),) = result.plan.windows.items()
-    position = windows.target_positions()[result.screening.kept]
+    position = np.tile(np.arange(length), len(windows))[result.screening.kept]
     exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
     buckets: dict[str, list[dict]] = {}
     for (method, _), nll in result.nll.items():
@@ -389,7 +420,7 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
     return buckets
 
 
-def read_gains(result: EvaluationResult) -> Iterator[dict]:
+def read_gains(result: LossResult) -> Iterator[dict]:
     """The cell of results.json for each method, length and octave of distances, from [2^k,
     2^(k+1)); intervals over units, paired by target.
 

@@ -12,9 +12,9 @@ from data.tasks import SymbolTask
 from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
+from evaluation.scoring.cells import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import TRUNCATE, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.item_scoring import answer_items, by_item
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import Transformer

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.scoring.cells import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import CellPlace, Method
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.drawn_items import DrawnItems
 from evaluation.tasks.task_scoring import TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings

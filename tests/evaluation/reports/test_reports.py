@@ -15,7 +15,6 @@ from evaluation.reports.report import ReportedResults, method_variants
 from evaluation.reports.task_report import task_report
 from evaluation.results_table import ResultsTable
 from evaluation.scoring.methods import name_of
-from evaluation.statistics.loss_table import analyze
 from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import assert_shows, close, labelled, levels, named
 from tests.evaluation.tasks.test_session import answered, retriever
@@ -38,7 +37,7 @@ def of(report, metric):
 
 def test_loss_report_shows_levels_and_gains(do):
     result = do()
-    report = loss_report(result, analyze(result))
+    report = loss_report({"run": result})
     axes, below = report.figures["nll_by_length"].axes
     losses = [row for row in of(report, "nll") if row.variant != "truncate"]
     assert_shows(axes, [row._replace(low=0, high=0) for row in losses])
@@ -60,7 +59,7 @@ def test_loss_report_shows_levels_and_gains(do):
 
 def test_results_file_has_a_row_for_each_number(do, tmp_path):
     result = do()
-    report = loss_report(result, analyze(result))
+    report = loss_report({"run": result})
     report.write(tmp_path)
     rows = pd.read_csv(tmp_path / "results.csv")
     assert len(rows) == len(report.results.table.rows)
@@ -83,7 +82,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
 def test_position_report_shows_buckets_and_gains(do, longest):
     """The buckets are [2^k, 2^(k+1)) up to the last position, and gains are paired by unit."""
     result = do(protocol="by-position", lengths=[longest])
-    report = loss_report(result, analyze(result))
+    report = loss_report({"run": result})
     axes, below = report.figures["nll_by_position"].axes
     losses = of(report, "nll_at_positions")
     gains = of(report, "gain_at_positions")
@@ -91,7 +90,7 @@ def test_position_report_shows_buckets_and_gains(do, longest):
     assert_shows(below, gains, names=axes, place=tokens_seen)
     assert tokens_seen(gains[-1]) == pytest.approx(math.sqrt(33 * longest))  # positions from 32
     (windows,) = result.plan.windows.values()
-    position = windows.target_positions()[result.screening.kept]
+    position = np.tile(np.arange(windows[0, 2]), len(windows))[result.screening.kept]
     for row, of_gain in zip(losses, gains, strict=True):
         here = (position >= row.at) & (position < row.until)
         method = "trained" if row.variant == "as trained" else row.variant

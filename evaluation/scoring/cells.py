@@ -1,5 +1,4 @@
-"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast,
-measured.
+"""Cells of an evaluation, one for each method and length: loaded if they are stored, else measured.
 
 A stored cell is a file of per-target NLL, named by a hash of its key: everything that determines
 the numbers.
@@ -19,7 +18,7 @@ import numpy as np
 from data.files import atomic, canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.forecast import choose_batch, memory_needed
+from evaluation.scoring.batch_size import choose_batch, memory_needed
 from evaluation.scoring.methods import TRAINED, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
 from model import ModelError, Transformer
@@ -66,7 +65,7 @@ class EvaluationCell:
     keep: int  # outputs of a window that are scored
     chunk: int  # tokens of one pass
     role: str = ""  # what sets it apart from the cell of its method and length
-    windows: Any = None  # TargetWindows, of text that is read in windows
+    windows: Any = None  # (n, 4) as in windows.py, of text that is read in windows
 
     @property
     def where(self) -> CellPlace:
@@ -100,7 +99,7 @@ def position_key(position: dict) -> dict:
 
 
 class CellStore:
-    """The cells of one run."""
+    """The stored cells of one run."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
@@ -112,14 +111,9 @@ class CellStore:
 
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        losses = None
-        for path in self._partials(key):
-            part = _read(path, key)
-            if losses is None:
-                losses = part
-            elif part is not None:
-                losses = np.where(np.isnan(losses), part, losses)
-        return losses
+        parts = [_read(path, key) for path in self._partials(key)]
+        readable = [part for part in parts if part is not None]
+        return np.fmax.reduce(readable) if readable else None
 
     def _partials(self, key: dict) -> list[Path]:
         return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
@@ -254,14 +248,12 @@ class CellSession(ABC):
         cells = self.cells()
         missing = self._missing(cells)
         self._plan_batches(missing)
+        memory = {file: f"{peak / 2**30:.2f}" for file, (peak, _) in self.batches.items()}
         rows = []
         for cell in cells:
-            memory = "measured"
-            if cell.file in self.batches:
-                peak, _ = self.batches[cell.file]
-                memory = f"{peak / 2**30:.2f}"
             sizes = [cell.length, len(cell.inputs), cell.tokens]
-            rows.append([cell.label, *(f"{size:,}" for size in sizes), memory])
+            of_cell = memory.get(cell.file, "measured")
+            rows.append([cell.label, *(f"{size:,}" for size in sizes), of_cell])
         for (method, length), reason in self.result.absent.items():
             rows.append([method, f"{length:,}", "—", "—", reason])
         columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
@@ -305,20 +297,15 @@ class CellSession(ABC):
         distinct: dict[str, EvaluationCell] = {}
         for cell in cells:
             distinct.setdefault(cell.file, cell)
-        if self.store is None:
-            return list(distinct.values())
-        # Only rank 0 reads, so that all ranks agree.
-        load = self.store.load
-        stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
-        missing = []
-        for cell, values in zip(distinct.values(), stored, strict=True):
-            if values is None:
-                missing.append(cell)
-            else:
-                self.values[cell.file] = values
+        if self.store is not None:
+            load = self.store.load
+            # Only rank 0 reads, so that all ranks agree.
+            stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
+            pairs = zip(distinct, stored, strict=True)
+            self.values |= {file: values for file, values in pairs if values is not None}
         if done := sum(cell.file in self.values for cell in cells):
             self.console.info(f"{done} of {len(cells)} cells are already done and reused")
-        return missing
+        return [cell for file, cell in distinct.items() if file not in self.values]
 
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
         """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not

@@ -1,5 +1,4 @@
-"""Evaluate the loss of one checkpoint under every method at every length; finished cells are
-reused."""
+"""Loss of text of one checkpoint under every method at every length, on the same targets."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,26 +10,26 @@ from errors import EvaluationError
 from evaluation.contamination.screening import Screening
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.fixed_targets import measure_windows
 from evaluation.ranks import EvaluationRanks, lost_process
-from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
-from evaluation.scoring.plan import ChosenTargets, EvaluationPlan, raw_bytes, truncation_step
-from evaluation.scoring.repetition import ControlText, RepeatedTargets
-from evaluation.scoring.scoring import (
-    CellFailed,
-    ModelScorer,
-    batches,
-    measure,
-    merge_ranks,
-    unigram_nll,
-)
-from evaluation.scoring.session import (
+from evaluation.scoring.cells import (
     Advance,
     CellSession,
     CellStore,
     EvaluationCell,
     MeasuredCells,
 )
-from evaluation.scoring.windows import TargetWindows
+from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
+from evaluation.scoring.repetition import ControlText
+from evaluation.scoring.scoring import (
+    CellFailed,
+    ModelScorer,
+    by_shape,
+    merge_ranks,
+    unigram_nll,
+)
+from evaluation.scoring.targets import EvaluationText, targets_of
+from evaluation.scoring.windows import ChosenTargets, EvaluationPlan, truncation_step
 from model import ModelError, Transformer
 from model.sharding import is_broken_link
 
@@ -45,7 +44,7 @@ Losses = dict[CellPlace, np.ndarray]
 
 
 @dataclass(kw_only=True)
-class EvaluationResult(MeasuredCells):
+class LossResult(MeasuredCells):
     """Everything measured. `nll[method, length]` is per-target, in the order of `document` (n,):
     the plan's targets in their order, without those that `screening` drops."""
 
@@ -67,8 +66,17 @@ class EvaluationResult(MeasuredCells):
     # built-in methods that do not apply, and why
     left_out: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def truncated_nll(self) -> float | None:
+        """Mean over the targets, as of `unigram_nll`; None if it is not known."""
+        return None if self.truncated is None else float(self.truncated.mean())
 
-class EvaluationSession(CellSession):
+    @property
+    def unigram_nll(self) -> float | None:
+        return None if self.unigram is None else float(self.unigram.mean())
+
+
+class LossSession(CellSession):
     """The targets and the cells of one evaluation of loss. Raises EvaluationError for invalid
     settings.
 
@@ -77,7 +85,7 @@ class EvaluationSession(CellSession):
     result.
     """
 
-    result: EvaluationResult
+    result: LossResult
     store: CellStore
 
     def __init__(
@@ -96,16 +104,17 @@ class EvaluationSession(CellSession):
         if self.plan.repeats is not None:
             self.control = ControlText(self.text, self.plan.repeats)
         units, unit_names, unit_kind = self.text.units()
-        document = self.plan.truncated.target_documents()[targets.screening.kept]
-        stores = targets.stores
-        result = EvaluationResult(
+        document, _ = targets_of(self.plan.truncated)
+        document = document[targets.screening.kept]
+        store = targets.stores.read
+        result = LossResult(
             settings=settings,
             subject=subject,
             plan=self.plan,
             facts={
-                "corpus_hash": stores.read.hash,
+                "corpus_hash": store.hash,
                 "tokenizer_hash": targets.tokenizer.hash,
-                "documents_in_corpus": stores.read.n_documents,
+                "documents_in_corpus": store.n_documents,
             },
             methods=methods,
             unit_kind=unit_kind,
@@ -119,7 +128,7 @@ class EvaluationSession(CellSession):
         super().__init__(result, lengths, cells, console, ranks)
         notes = [targets.screening.unchecked, _sinks(result)]
         result.notes = list(filter(None, notes))
-        self.title = f"{self.plan.n_targets:,} targets"
+        self.title = f"{len(targets.screening.kept):,} targets"
         # by role of a cell: its losses by (method, length)
         self.kept: dict[str, Losses] = defaultdict(dict)
         if self.plan.note:
@@ -134,43 +143,33 @@ class EvaluationSession(CellSession):
             windows = plan.windows[length]
             out.append(self._cell(method, length, windows, {}))
             if self.settings.dtype == "bfloat16":
-                few = evenly_spread(windows, PRECISION_SAMPLE)
+                few = windows[spread(len(windows), PRECISION_SAMPLE)]
                 more = {"sample": PRECISION_SAMPLE}
                 out.append(self._cell(method, length, few, more, SAMPLE))
             if plan.repeats is not None:
-                out += self._repeat_cells(method, length, plan.repeats)
+                repeated = plan.repeats.windows(length)
+                # those that hold a replaced token
+                changed = repeated[plan.repeats.is_changed(length)]
+                for role, each in {REPEATED: repeated, CONTROL: changed}.items():
+                    if len(each):
+                        more = {"targets": plan.repeats.hash, "role": role}
+                        out.append(self._cell(method, length, each, more, role))
         if plan.protocol == "by-position":
             length = self.subject.trained_length
-            step = truncation_step(self.settings, length)
+            more = {"truncated": True, "step": truncation_step(self.settings, length)}
             trained = Method(TRAINED, ())
-            more = {"truncated": True, "step": step}
             out.append(self._cell(trained, length, plan.truncated, more, TRUNCATED))
         return out
-
-    def _repeat_cells(
-        self,
-        method: Method,
-        length: int,
-        repeats: RepeatedTargets,
-    ) -> list[EvaluationCell]:
-        """Repeated text, and those of its windows that hold a replaced token."""
-        windows = repeats.windows(length)
-        changed = windows.take(np.flatnonzero(repeats.is_changed(length)))
-        roles = {REPEATED: windows, CONTROL: changed}
-        return [
-            self._cell(method, length, each, {"targets": repeats.hash, "role": role}, role)
-            for role, each in roles.items()
-            if len(each)
-        ]
 
     def _cell(
         self,
         method: Method,
         length: int,
-        windows: TargetWindows,
+        windows: np.ndarray,
         more: dict,
         role: str = "",
     ) -> EvaluationCell:
+        """A cell; its key has `more`."""
         key = self.key(method, length, "float32" if role == SAMPLE else None)
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol} | more
         if self.plan.protocol == "sliding":
@@ -179,8 +178,8 @@ class EvaluationSession(CellSession):
             method,
             length,
             key,
-            inputs=windows.inputs,
-            keep=int(windows.keep.max()),
+            inputs=windows[:, 2],
+            keep=int(windows[:, 3].max()),
             chunk=self.settings.chunk,
             role=role,
             windows=windows,
@@ -200,8 +199,8 @@ class EvaluationSession(CellSession):
         # of an earlier call, NaN where there are none
         known = ranks.from_main(lambda: self.store.load_partial(cell.key))
         if known is None:
-            known = np.full(cell.windows.n_targets, np.nan)
-        out = known.copy()
+            known = np.full(cell.windows[:, 3].sum(), np.nan)
+        nll = known.copy()
         text = self.control if cell.role == CONTROL else self.text
         scorer = ModelScorer(
             model,
@@ -210,20 +209,25 @@ class EvaluationSession(CellSession):
             length=cell.length,
             shard=ranks.shard,
         )
-        groups = batches(cell.windows, batch)[ranks.data_rank :: ranks.data_world]
-        total = sum(cell.windows.inputs[members].sum() for members in groups)
+        groups = by_shape(cell.windows[:, 2:], batch)[ranks.data_rank :: ranks.data_world]
+        total = sum(cell.inputs[group].sum() for group in groups)
 
         def save(now: bool) -> None:
             if ranks.reports_losses:
-                self.store.save_partial(cell.key, out, ranks.rank, now=now)
+                self.store.save_partial(cell.key, nll, ranks.rank, now=now)
 
-        def after(inputs: int) -> None:
-            advance(inputs / total)
+        def after(group: np.ndarray, losses: np.ndarray) -> None:
+            finite = np.isfinite(losses).all(axis=1)
+            if not finite.all():
+                document, _, inputs, _ = cell.windows[group[finite.argmin()]]
+                name = self.text.store.names[document]
+                raise CellFailed(f"the loss is not finite at length {inputs}, document {name}")
+            advance(cell.inputs[group].sum() / total)
             save(now=False)
 
         error = ""
         try:
-            measure(scorer, text, cell.windows, groups, out, after)
+            measure_windows(scorer, text.windows, cell.windows, groups, nll, after)
         except KeyboardInterrupt:
             save(now=True)
             raise
@@ -237,7 +241,7 @@ class EvaluationSession(CellSession):
         if ranks.world > 1 and not error:  # the process may end while waiting for the others
             save(now=True)
         # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
-        mine = out if ranks.main else np.where(np.isnan(known) & ranks.reports_losses, out, np.nan)
+        mine = nll if ranks.main else np.where(np.isnan(known) & ranks.reports_losses, nll, np.nan)
         errors, parts = zip(*ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))
@@ -249,35 +253,36 @@ class EvaluationSession(CellSession):
             name = TRUNCATED if cell.role == TRUNCATED else cell.label
             self.result.files[f"{name}@{cell.length}"] = cell.file
 
-    def run(self) -> EvaluationResult:
+    def run(self) -> LossResult:
         """Measure; drop the screened targets, add the precision of bfloat16, the truncation and the
         unigram baseline."""
         super().run()
         result = self.result
         plan = self.plan
-        result.nll = self.kept[""]
+        tokenizer = self.targets.tokenizer
         for where, exact in self.kept[SAMPLE].items():
-            if where in result.nll:
+            if where in self.kept[""]:
                 windows = plan.windows[where[1]]
-                of_window = np.repeat(np.arange(len(windows)), windows.keep)
-                here = np.isin(of_window, _spread(len(windows), PRECISION_SAMPLE))
-                result.precision[where] = float((result.nll[where][here] - exact).mean())
+                of_window = np.repeat(np.arange(len(windows)), windows[:, 3])
+                here = np.isin(of_window, spread(len(windows), PRECISION_SAMPLE))
+                difference = self.kept[""][where][here] - exact
+                result.precision[where] = float(difference.mean())
         kept = result.screening.kept
-        result.nll = {where: nll[kept] for where, nll in result.nll.items()}
+        result.nll = {where: nll[kept] for where, nll in self.kept[""].items()}
         for truncated in self.kept[TRUNCATED].values():
             result.truncated = truncated[kept]
         self._add_repeated()
-        stores = self.targets.stores
-        tokenizer = self.targets.tokenizer
         if plan.span_bytes is None:
-            ids = plan.target_ids(self.text)[kept]
-            index = plan.target_index()[kept]
-            result.n_bytes = raw_bytes(ids, result.document, index, self.text, tokenizer)
-            if stores.train is not None:
-                result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
+            spans = plan.truncated.tolist()
+            ids = [self.text.slice(document, end - k, end) for document, end, _, k in spans]
+            ids = np.concatenate(ids)[kept]
+            _, index = targets_of(plan.truncated)
+            result.n_bytes = raw_bytes(ids, result.document, index[kept], self.text, tokenizer)
+            if (train := self.targets.stores.train) is not None:
+                result.unigram = unigram_nll(train, ids, tokenizer.vocab_size)
         else:
-            result.nll = {where: plan.per_byte(nll) for where, nll in result.nll.items()}
-            result.document = np.repeat(plan.truncated.document, plan.span_bytes)
+            result.nll = {where: per_byte(nll, plan) for where, nll in result.nll.items()}
+            result.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
             result.unit = result.units[result.document]
             result.n_bytes = len(result.document)
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
@@ -309,7 +314,7 @@ class EvaluationSession(CellSession):
         self._add_truncated(result.control)
 
 
-def _sinks(result: EvaluationResult) -> str:
+def _sinks(result: LossResult) -> str:
     """A note for methods that keep the first tokens of windows, which start anywhere in a document.
 
     Raises EvaluationError if the model was trained with BOS there.
@@ -332,10 +337,38 @@ def _sinks(result: EvaluationResult) -> str:
     )
 
 
-def _spread(n: int, count: int) -> np.ndarray:
+def spread(n: int, count: int) -> np.ndarray:
+    """At most `count` of n windows, evenly spread: their indices."""
     return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
 
-def evenly_spread(windows: TargetWindows, count: int) -> TargetWindows:
-    """At most `count` windows, evenly spread."""
-    return windows.take(_spread(len(windows), count))
+def per_byte(nll: np.ndarray, plan: EvaluationPlan) -> np.ndarray:
+    """The losses of the targets, spread evenly over the bytes of each window's targets."""
+    keep = plan.truncated[:, 3]
+    return np.repeat(
+        np.add.reduceat(nll, np.cumsum(keep) - keep) / plan.span_bytes, plan.span_bytes
+    )
+
+
+def raw_bytes(
+    ids: np.ndarray,
+    documents: np.ndarray,
+    index: np.ndarray,
+    text: EvaluationText,
+    tokenizer,
+) -> int | None:
+    """Raw bytes of the targets with these token `ids`, each at this `index` of the text of its
+    document, without what the tokenizer inserts before a text.
+
+    None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per
+    byte would be wrong.
+    """
+    size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
+    for document in np.unique(documents).tolist():
+        raw = int(text.store.bytes[document]) + len(tokenizer.prefix)
+        if int(size[text.store.document(document)].sum()) != raw:
+            return None
+    if not (size[ids] > 0).all():
+        return None
+    first = int(text.store.has_bos) - text.shift  # index of the first token after BOS
+    return int(size[ids].sum()) - len(tokenizer.prefix) * int((index == first).sum())
