@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from evaluation.reports.document import (
@@ -40,7 +41,7 @@ from evaluation.reports.report import (
     caveats,
     melted,
 )
-from evaluation.results_table import ResultRow, number
+from evaluation.results_table import ResultRow, number, results_table, select_one
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.scoring.text_loss import LossResult
 from evaluation.statistics.intervals import unit_means
@@ -118,7 +119,7 @@ class LossResults(ReportedResults):
 
     def beyond(self, name: str) -> list[ResultRow]:
         """Changes with their verdicts at the measured lengths beyond the trained length."""
-        return [row for row in self.table.select("delta", name) if row.verdict]
+        return [row for row in self.rows("delta", name) if row.verdict]
 
     def claims(self, name: str) -> bool:
         """Whether the variant has enough seeds and units for verdicts."""
@@ -149,7 +150,7 @@ def loss_styles(r: LossResults, names: Sequence[str] = ()) -> Styles:
     """The variant that the others are compared with is black, as is a run as trained."""
     names = [name for name in names or r.names if name != TRUNCATE]
     ink = r.baseline or name_of(TRAINED)
-    return styles_of(names, ink, r.table.select("nll"), r.undertrained)
+    return styles_of(names, ink, r.rows("nll"), r.undertrained)
 
 
 # Tables.
@@ -172,10 +173,10 @@ def overview(r: LossResults) -> ReportTable:
         if r.seeds:
             row.append(str(r.seeds[name]))
         for length in r.lengths:
-            level = r.table.value(name, "nll", length)
+            level = r.value("nll", name, length)
             row.append(NONE if level is None else plain(level))
         if is_judged:
-            gain = r.table.get(name, "delta", r.lengths[-1])
+            gain = select_one(r.table, "delta", name, r.lengths[-1])
             row.append(verdict_cell(r, name))
             row.append(NONE if gain is None else interval_text(gain.negated))
         rows.append(row)
@@ -212,7 +213,7 @@ def differences(r: LossResults) -> ReportTable:
         tone = "bad" if row.low > 0 else "good" if row.high < 0 else ""
         return TableCell(interval_text(row), tone)
 
-    rows = r.table.select("difference")
+    rows = r.rows("difference")
     note = "Nats; negative is better."
     if any(math.isfinite(row.low) for row in rows):
         note += f" Intervals simultaneous over {r.difference_family} comparisons."
@@ -223,7 +224,7 @@ def differences(r: LossResults) -> ReportTable:
 
 def read_gain_table(r: ReportedResults) -> ReportTable:
     """What is read of repeated text, by distance and length."""
-    rows = r.table.select("read_gain")
+    rows = r.rows("read_gain")
     rows.sort(key=lambda row: (r.names.index(row.variant), row.at))
     return pivot(
         "Read gain by distance and length",
@@ -246,7 +247,7 @@ def position_tables(r: ReportedResults) -> list[ReportTable]:
     return [
         pivot(
             title,
-            r.table.select(metric),
+            r.rows(metric),
             write,
             index={"positions": positions},
             columns=lambda row: row.variant,
@@ -280,8 +281,8 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
 def outcome(r: LossResults, name: str) -> tuple[float, float, str]:
     """Minus the longest length held, the shortest length broken, and both in words: in the order of
     the best."""
-    held = r.table.value(name, "held_to") or 0
-    broken = r.table.value(name, "break_point") or math.inf
+    held = r.value("held_to", name) or 0
+    broken = r.value("break_point", name) or math.inf
     words = [f"held to {held:,.0f}"] if held else []
     words += [f"broken at {broken:,.0f}"] if broken < math.inf else []
     return -held, broken, ", ".join(words) or INCONCLUSIVE
@@ -314,7 +315,7 @@ def warning(r: LossResults) -> str:
 
 def position_verdict(r: ReportedResults) -> str:
     """The sign of the gain at the last positions."""
-    rows = r.table.select("gain_at_positions")
+    rows = r.rows("gain_at_positions")
     last = max(row.at for row in rows)
     signs = r.by_sign([row for row in rows if row.at == last], "positive", "negative")
     return f"Gain over truncation from position {last:,} on: {signs or 'point estimates only'}."
@@ -325,24 +326,24 @@ def details(r: LossResults) -> list[str]:
     of the tables."""
     lines = []
     longest = r.lengths[-1]
-    changes = [row for row in r.table.select("delta") if row.length == longest]
+    changes = [row for row in r.rows("delta") if row.length == longest]
     signs = r.by_sign([row.negated for row in changes if row.verdict], "positive", "negative")
     if signs:
         none = "" if "positive" in signs else f"positive for no {r.noun}; "
         lines.append(f"Net gain over truncation at {longest:,}: {none}{signs}.")
-    rows = r.table.select("difference")
+    rows = r.rows("difference")
     lengths = sorted({row.length for row in rows})
     for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
         here = [row for row in rows if row.length == length]
         if signs := r.by_sign(here, "higher (worse)", "lower (better)"):
             lines.append(f"{r.against} at {length:,}: {signs}.")
     reaches: dict[str, list[str]] = {}
-    for row in r.table.select("context_reach"):
+    for row in r.rows("context_reach"):
         reaches.setdefault(row.note, []).append(row.variant)
     if reaches:
         parts = [f"{text} ({r.named(names)})" for text, names in reaches.items()]
         lines.append(f"Context reach: {'; '.join(parts)}.")
-    if rows := r.table.select("read_gain"):
+    if rows := r.rows("read_gain"):
         farthest: dict[str, float] = {}
         for row in rows:
             if row.low > 0:
@@ -358,7 +359,7 @@ def details(r: LossResults) -> list[str]:
 def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     """NLL by length, a line per variant, above the differences with their intervals."""
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
-    rows = [row for row in r.table.select("nll", seed=None) if row.variant != TRUNCATE]
+    rows = [row for row in r.rows("nll", seed=None) if row.variant != TRUNCATE]
     levels = []
     if r.truncated is not None:
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
@@ -370,17 +371,17 @@ def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"
-        rows = [row.negated for row in r.table.select("delta") if row.verdict]
+        rows = [row.negated for row in r.rows("delta") if row.verdict]
         if r.baseline:
             heading = f"{r.against}, nats"
-            rows = r.table.select("difference")
+            rows = r.rows("difference")
         shown.append(difference_panel(rows, styles, axis, heading, r.tolerance))
     return panels(shown, text, x=CONTEXT)
 
 
 def position_figure(r: ReportedResults, styles: Styles) -> Figure:
     """NLL by position, above the gain over truncation."""
-    rows = r.table.select("nll_at_positions")
+    rows = r.rows("nll_at_positions")
     longest = max(row.until for row in rows)
     ticks = [float(2**k) for k in range(longest.bit_length())]
     axis = LengthAxis(ticks, [r.trained_length], tokens_seen)
@@ -390,7 +391,7 @@ def position_figure(r: ReportedResults, styles: Styles) -> Figure:
         f"Different tokens at each position; methods use the factor for {longest:,}.",
     )
     heading = f"gain over the context truncated to {r.trained_length:,}, nats"
-    gain_rows = r.table.select("gain_at_positions")
+    gain_rows = r.rows("gain_at_positions")
     shown = [
         length_panel(rows, styles, axis, y="NLL, nats per token"),
         difference_panel(gain_rows, styles, axis, heading, r.facts.get("tolerance", 0.02)),
@@ -406,7 +407,7 @@ def tokens_seen(row: ResultRow) -> float:
 def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     """Net gain over truncation by length; all lines begin at the trained length, where the gain as
     trained is 0."""
-    rows = [row.negated for row in r.table.select("delta") if row.length >= r.trained_length]
+    rows = [row.negated for row in r.rows("delta") if row.length >= r.trained_length]
     rows = [row for row in rows if r.beyond(row.variant)]
     axis = LengthAxis(sorted({row.length for row in rows}), [r.trained_length])
     levels = [("truncated to the trained length", 0.0)]
@@ -421,7 +422,7 @@ def differences_figure(r: LossResults, text: FigureText, styles: Styles) -> Figu
     if len(lengths) > 3:  # the table has all of them
         kept = {r.trained_length, lengths[len(lengths) // 2], lengths[-1]}
         lengths = [n for n in lengths if n in kept]
-    rows = [row for row in r.table.select("difference") if row.length in lengths]
+    rows = [row for row in r.rows("difference") if row.length in lengths]
     shown = [
         dots_panel(
             sorted((row for row in rows if row.length == n), key=lambda row: row.value),
@@ -457,12 +458,14 @@ def loss_report(
     first, *others = runs.values()
     analysis = analyze(runs)
     record = comparison_record(runs, analysis) if others else record_of(first, analysis)
+    more = [] if others else [*read_gain_rows(record), *position_rows(record)]
+    table = pd.concat([analysis.table, results_table(more)], ignore_index=True)
     r = LossResults(
         title=f"{len(runs)} runs" if others else first.subject.name,
         variants=analysis.variants,
         noun="run" if others else "method",
         facts={**record, **(facts or {})},
-        table=analysis.table,
+        table=table,
         lengths=first.plan.lengths,
         unit_kind=first.unit_kind,
         units=len(np.unique(first.unit)),
@@ -489,7 +492,7 @@ def loss_report(
         text = FigureText(
             "Loss of several runs by context length",
             f"The same {r.sample} at every length ({protocol})",
-            bars_note(r.table.select("difference"), f"{over} {r.difference_family}"),
+            bars_note(r.rows("difference"), f"{over} {r.difference_family}"),
         )
         *sentences, last = details(r) or [f"{r.against}: point estimates only."]
         report.verdict = warning(r) + last
@@ -507,11 +510,10 @@ def loss_report(
         return report
     r.truncated = first.truncated_nll
     r.unigram = first.unigram_nll
-    r.table.extend(read_gain_rows(record))
     if first.settings.matrix:  # best first at the longest length
         r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
     same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
-    gain_rows = [row for row in r.table.select("delta") if row.verdict]
+    gain_rows = [row for row in r.rows("delta") if row.verdict]
     text = FigureText(
         "Loss beyond the trained length",
         f"{r.title}: {same}{r.sample}{at_each} ({protocol})",
@@ -519,7 +521,6 @@ def loss_report(
     )
     report.details = [*details(r), *reference(first, r), first.screening.sentence]
     if record["by_position"]:
-        r.table.extend(position_rows(record))
         report.tables = position_tables(r)
         report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r))}
         report.verdict = warning(r) + position_verdict(r)
@@ -534,14 +535,14 @@ def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
     """NLL at the longest length, with the baselines first."""
     if columns["method"] in (TRAINED, TRUNCATE):
         return -math.inf
-    return r.table.value(name, "nll", r.lengths[-1]) or math.inf
+    return r.value("nll", name, r.lengths[-1]) or math.inf
 
 
 def reference(result: LossResult, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
-    trained = r.table.value(name_of(TRAINED), "perplexity", r.trained_length)
-    bits = r.table.value(name_of(TRAINED), "bits_per_byte", r.trained_length)
+    trained = r.value("perplexity", name_of(TRAINED), r.trained_length)
+    bits = r.value("bits_per_byte", name_of(TRAINED), r.trained_length)
     if trained:
         more = f", {bits:.3f} bits per byte" if bits else ""
         lines.append(f"As trained at {r.trained_length:,}: perplexity {trained:.2f}{more}.")
@@ -561,6 +562,7 @@ def record_of(result: LossResult, analysis: Analysis) -> dict:
         """Mean NLL of each unit in the order of `units`."""
         return None if nll is None else unit_means(nll, result.unit).tolist()
 
+    numbers = analysis.table.set_index(["variant", "length", "metric"])["value"]
     cells = []
     for method in result.methods:
         notes = losses_of(result, method.label).notes
@@ -571,7 +573,7 @@ def record_of(result: LossResult, analysis: Analysis) -> dict:
                 cells.append({
                     "method": method.label,
                     "length": length,
-                    **{metric: analysis.table.value(name, metric, length) for metric in NUMBERS},
+                    **{metric: numbers.get((name, length, metric)) for metric in NUMBERS},
                     "failure": result.absent.get(cell) or result.failed.get(cell),
                     "scheme": notes[length],
                     "exists": cell not in result.absent,

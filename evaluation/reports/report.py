@@ -28,7 +28,7 @@ from evaluation.reports.document import (
     plain_text,
 )
 from evaluation.reports.figures import save
-from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.results_table import ResultRow, number, results_table, select, select_one
 from evaluation.scoring.cells import MeasuredCells
 from evaluation.scoring.methods import name_of
 
@@ -60,9 +60,18 @@ class ReportedResults:
     variants: dict[str, dict[str, str]]
     noun: str = "method"
     facts: Mapping
-    table: ResultsTable = field(default_factory=ResultsTable)
+    table: pd.DataFrame = field(default_factory=results_table)
     seeds: dict[str, int] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
+
+    def rows(self, metric: str, variant: str | None = None, **place: str | None) -> list[ResultRow]:
+        """The rows of a metric, as `select` returns them."""
+        return select(self.table, metric, variant, **place)
+
+    def value(self, metric: str, variant: str, length: int | None = None) -> float | None:
+        """The value over all seeds; None if there is none."""
+        row = select_one(self.table, metric, variant, length)
+        return None if row is None else row.value
 
     @property
     def names(self) -> list[str]:
@@ -138,7 +147,7 @@ def metrics_table(
         _, form = columns[row.metric]
         return format(row.value, form) if isinstance(form, str) else form(row)
 
-    rows = [row for metric in columns for row in r.table.select(metric, where=None)]
+    rows = [row for metric in columns for row in r.rows(metric, where=None)]
     rows = [row for row in rows if not row.where.startswith("layer")]
     rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
     return pivot(
@@ -163,7 +172,7 @@ def write_results(path: Path, results: Sequence[ReportedResults], **first: str) 
             **{key: r.facts.get(key) for key in FACTS},
         }
         for r in results
-        for row in r.table.rows.values()
+        for row in map(ResultRow._make, r.table.itertuples(index=False))
     ]
     write_table(path, records)
 
@@ -373,7 +382,7 @@ def report_of(
         title=result.subject.name,
         variants=method_variants(method.label for method in result.methods),
         facts=record,
-        table=ResultsTable(rows(record)),
+        table=results_table(rows(record)),
     )
     first, *others = tables(r)
     return EvaluationReport(

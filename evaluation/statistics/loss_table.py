@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from pydantic import TypeAdapter
 
 from errors import EvaluationError
-from evaluation.results_table import ResultsTable
+from evaluation.results_table import ResultRow, results_table, row_of
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.scoring.text_loss import LossResult
 from evaluation.statistics.intervals import (
@@ -101,47 +102,42 @@ def is_undertrained(as_trained: float | None, unigram: float | None) -> bool:
     return as_trained > unigram - UNDERTRAINED
 
 
-def add_levels(
-    table: ResultsTable, variant: str, losses: VariantLosses, rules: VerdictRules
-) -> None:
-    """Add NLL, gain over truncation and further metrics at every length, or why there is none."""
+def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
+    """NLL, gain over truncation and further metrics at every length, or why there is none."""
     for length in sorted({*losses.nll, *losses.failures}):
         if length in losses.failures:
-            table.add(variant, "failure", math.nan, length, note=losses.failures[length])
+            yield row_of(variant, "failure", math.nan, length, note=losses.failures[length])
         if length not in losses.nll:
             continue
         nll = losses.nll[length]
         level = rules.interval(losses.by_unit(nll), alpha=rules.alpha)
-        table.add(variant, "nll", level, length, note=losses.notes.get(length, ""))
-        add_seeds(table, variant, "nll", losses, nll, rules, length)
-        table.add(variant, "perplexity", math.exp(level.estimate), length)
+        yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
+        yield from seed_rows(variant, "nll", losses, nll, rules, length)
+        yield row_of(variant, "perplexity", math.exp(level.estimate), length)
         if losses.as_trained is not None:
             gain = losses.by_unit(losses.as_trained - nll)
-            table.add(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
+            yield row_of(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
         for metric, value in losses.more.get(length, {}).items():
-            table.add(variant, metric, value, length)
+            yield row_of(variant, metric, value, length)
 
 
-def add_seeds(
-    table: ResultsTable,
+def seed_rows(
     variant: str,
     metric: str,
     losses: VariantLosses,
     values: np.ndarray,
     rules: VerdictRules,
     length: int,
-) -> None:
-    """Add the mean over targets of each seed."""
+) -> Iterator[ResultRow]:
+    """The mean over targets of each seed."""
     if losses.seeds:
         means = seed_means(values, rules.counts)
         for seed, mean in zip(losses.seeds, means, strict=True):
-            table.add(variant, metric, mean, length, seed=seed)
+            yield row_of(variant, metric, mean, length, seed=seed)
 
 
-def add_verdicts(
-    table: ResultsTable, variant: str, losses: VariantLosses, rules: VerdictRules
-) -> None:
-    """Add the change at every length, with verdicts beyond L0, and how far the variant held.
+def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
+    """The change at every length, with verdicts beyond L0, and how far the variant held.
 
     broken: the lower bound, simultaneous over the family, exceeds the tolerance. held: the
     one-sided 97.5% upper bound is below it at this and at every shorter length of the grid from L0
@@ -168,20 +164,18 @@ def add_verdicts(
             elif rules.is_precise and delta.low > rules.tolerance:
                 word = BROKEN
             words[length] = word
-        table.add(variant, "delta", delta, length, verdict=word)
-        table.add(variant, "delta_upper_one_sided", upper, length)
+        yield row_of(variant, "delta", delta, length, verdict=word)
+        yield row_of(variant, "delta_upper_one_sided", upper, length)
     held = [length for length, word in words.items() if word == HELD]
     broken = [length for length, word in words.items() if word == BROKEN]
     if held:
-        table.add(variant, "held_to", max(held))
+        yield row_of(variant, "held_to", max(held))
     if broken:
-        table.add(variant, "break_point", min(broken))
+        yield row_of(variant, "break_point", min(broken))
 
 
-def add_reach(
-    table: ResultsTable, variant: str, losses: VariantLosses, rules: VerdictRules
-) -> None:
-    """Add how far a variant uses context, from bounds of the gains NLL(l) − NLL(L′).
+def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
+    """How far a variant uses context, from bounds of the gains NLL(l) − NLL(L′).
 
     gain_per_doubling: from one length of the grid to the next, with its own interval; positive:
     more context helps.
@@ -208,7 +202,7 @@ def add_reach(
 
     for shorter, longer in pairwise(lengths):
         step = gain(shorter, longer) / math.log2(longer / shorter)
-        table.add(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
+        yield row_of(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
     if not rules.has_learned or math.isnan(upper(*lengths[:2], 1)):
         return  # or too few units or seeds for any bound
     reach = math.nan
@@ -230,8 +224,8 @@ def add_reach(
         text = f"a gain is shown up to {shown:,}, the longest length"
     else:
         text = f"a gain is shown up to {shown:,} and not excluded beyond"
-    table.add(variant, "context_reach", reach, note=text)
-    table.add(variant, "gain_shown_to", shown)
+    yield row_of(variant, "context_reach", reach, note=text)
+    yield row_of(variant, "gain_shown_to", shown)
 
 
 # One checkpoint, or several.
@@ -248,7 +242,7 @@ class Analysis:
         notes: about the methods without a verdict.
     """
 
-    table: ResultsTable = field(default_factory=ResultsTable)
+    table: pd.DataFrame = field(default_factory=results_table)
     variants: dict[str, dict[str, str]] = field(default_factory=dict)
     family: int = 1
     undertrained: list[str] = field(default_factory=list)
@@ -315,18 +309,20 @@ def analyze(runs: Mapping[str, LossResult]) -> Analysis:
         family=analysis.family,
         has_learned=not analysis.undertrained,
     )
+    rows: list[ResultRow] = []
     for name, own in losses.items():
         method = analysis.variants[name]["method"]
-        add_levels(analysis.table, name, own, rules)
+        rows += level_rows(name, own, rules)
         if method in judged and own.as_trained is not None and protocol != "by-position":
-            add_verdicts(analysis.table, name, own, rules)
+            rows += verdict_rows(name, own, rules)
         # Not for non-overlapping windows, where a longer length also means fewer targets with
         # little context, nor by position, which has one length.
         if is_one and protocol in ("fixed-targets", "sliding") and method != TRUNCATE:
-            add_reach(analysis.table, name, own, rules)
+            rows += reach_rows(name, own, rules)
     for (name, length), change in changes.items():
         difference = rules.interval(change, alpha=rules.alpha, family=rules.family)
-        analysis.table.add(name, "difference", difference, length)
+        rows.append(row_of(name, "difference", difference, length))
+    analysis.table = results_table(rows)
     return analysis
 
 

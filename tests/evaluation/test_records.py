@@ -7,8 +7,10 @@ import pytest
 from scipy import stats
 
 from evaluation.reports.loss_report import record_of
+from evaluation.results_table import select
 from evaluation.scoring.methods import name_of
 from evaluation.statistics.loss_table import analyze
+from tests.tables import find
 
 
 def means_of(result, values, names):
@@ -54,7 +56,7 @@ def test_every_derived_column_by_hand(do):
         name = name_of(method)
 
         def row(metric, variant=name, length=length):
-            return table.get(variant, metric, length)
+            return find(table, variant, metric, length)
 
         assert row("nll").value == pytest.approx(nll.mean())
         assert row("perplexity").value == pytest.approx(math.exp(nll.mean()))
@@ -88,4 +90,4 @@ def test_absent_cells_are_not_in_the_family(do):
     assert analyze({"run": result}).family == 6
     assert analyze({"run": replace(result, nll=left, absent={}, failed=absent)}).family == 6
     analysis = analyze({"run": replace(result, nll=left, absent=absent)})
-    assert {row.family for row in analysis.table.select("delta")} == {5}
+    assert {row.family for row in select(analysis.table, "delta")} == {5}

@@ -13,11 +13,12 @@ from evaluation.reports.document import ReportTable
 from evaluation.reports.loss_report import loss_report, tokens_seen
 from evaluation.reports.report import ReportedResults, method_variants
 from evaluation.reports.task_report import task_report
-from evaluation.results_table import ResultsTable
+from evaluation.results_table import results_table
 from evaluation.scoring.methods import name_of
 from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import assert_shows, close, labelled, levels, named
 from tests.evaluation.tasks.test_session import answered, retriever
+from tests.tables import find, value
 
 
 def texts(table: ReportTable) -> dict[str, dict[str, str]]:
@@ -32,7 +33,7 @@ def interval(row) -> str:
 
 
 def of(report, metric):
-    return report.results.table.select(metric)
+    return report.results.rows(metric)
 
 
 def test_loss_report_shows_levels_and_gains(do):
@@ -62,7 +63,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
     report = loss_report({"run": result})
     report.write(tmp_path)
     rows = pd.read_csv(tmp_path / "results.csv")
-    assert len(rows) == len(report.results.table.rows)
+    assert len(rows) == len(report.results.table)
     assert set(rows.targets_hash) == {result.plan.hash}
     table = report.results.table
     for cell in report.results.facts["cells"]:
@@ -70,7 +71,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
         own = own.set_index("metric")
         place = (name_of(cell["method"]), "delta", cell["length"])
         assert own.value["nll"] == cell["nll"]
-        if expected := table.get(*place):
+        if expected := find(table, *place):
             delta = own.loc["delta"].fillna("")
             assert delta.verdict == expected.verdict
             # The CSV reader of pandas 2 can be off by a bit.
@@ -146,7 +147,7 @@ def test_attention_report_shows_means_layers_heads_and_distances():
         "trained_length": 8,
         "documents": 3,
     }
-    table = ResultsTable(diagnostic_report.attention_rows(record))
+    table = results_table(diagnostic_report.attention_rows(record))
     variants = method_variants(["trained", "yarn"])
     r = ReportedResults(title="$run$", variants=variants, facts=record, table=table)
     for where, layer, head in (
@@ -156,14 +157,14 @@ def test_attention_report_shows_means_layers_heads_and_distances():
     ):
         place = {"method": "yarn", "measure": "logit_std", "layer": layer, "head": head}
         values = [cell["value"] for cell in cells if place.items() <= cell.items()]
-        assert [row.value for row in r.table.select("logit_std", "yarn", where=where)] == values
+        assert [row.value for row in r.rows("logit_std", "yarn", where=where)] == values
     figures = diagnostic_report.attention_figures(r)
     for n, measure in enumerate(diagnostic_report.ATTENTION):
-        assert_shows(figures["attention_by_method"].axes[n], r.table.select(measure))
+        assert_shows(figures["attention_by_method"].axes[n], r.rows(measure))
         layers = [
             row._replace(variant=where or "mean")
             for where in ("", "layer 1", "layer 2")
-            for row in r.table.select(measure, "yarn", where=where)
+            for row in r.rows(measure, "yarn", where=where)
         ]
         assert_shows(figures["attention_by_length-yarn"].axes[n], layers)
     middles = [math.sqrt((low + 1) * high) for low, high in pairwise([0, 1, 2, 4, 8])]
@@ -173,4 +174,4 @@ def test_attention_report_shows_means_layers_heads_and_distances():
         if place.items() <= row.items():
             close(lines[f"{row['length']} tokens"], middles, row["mass"])
     (printed,) = map(texts, diagnostic_report.attention_tables(r))
-    assert printed["yarn"]["sd of logits"] == f"{r.table.value('yarn', 'logit_std', 32):.2f}"
+    assert printed["yarn"]["sd of logits"] == f"{value(r.table, 'yarn', 'logit_std', 32):.2f}"

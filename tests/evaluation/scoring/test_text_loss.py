@@ -3,11 +3,13 @@ import pytest
 
 from errors import EvaluationError
 from evaluation.reports.loss_report import loss_report
+from evaluation.results_table import select
 from evaluation.scoring.cells import CellStore, cell_file
 from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import raw_bytes
 from evaluation.statistics.loss_table import analyze
+from tests.tables import value
 
 CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)]
 
@@ -109,7 +111,7 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     text = EvaluationText(store)
     ids = np.concatenate([text.slice(document, end - k, end) for document, end, _, k in spans])
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
-    bits = analyze({"run": result}).table.value("as trained", "bits_per_byte", 64)
+    bits = value(analyze({"run": result}).table, "as trained", "bits_per_byte", 64)
     nats = result.nll["trained", 64].sum()
     assert bits == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
@@ -162,7 +164,7 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     assert any("no verdict" in note for note in analyze({"run": evaluated(tolerance=worst)}).notes)
     loose = analyze({"run": evaluated(tolerance=max(1.0, 11 * worst))})
     assert not loose.notes
-    assert {row.variant for row in loose.table.select("delta")} == {
+    assert {row.variant for row in select(loose.table, "delta")} == {
         "as trained",
         "yarn",
     }
