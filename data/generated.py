@@ -8,7 +8,7 @@ import numpy as np
 
 from data.data_settings import DataSettings, SymbolSource
 from data.files import canonical_hash
-from data.sampling.items import SymbolItems
+from data.sampling.item_rows import SymbolItems
 from data.tokenizers.tokenizer import SymbolTokenizer
 from errors import DataError
 
@@ -28,19 +28,8 @@ class GeneratedData:
 
     def items(self, purpose: str, seed: int) -> SymbolItems:
         """The items for a purpose."""
-        return SymbolItems(
-            self.source.task,
-            self.source.bounds,
-            purpose=purpose,
-            seed=seed,
-            bos=self.bos,
-        )
-
-    def training_items(self, seed: int) -> SymbolItems:
-        """The items of the training set; `source.loss` selects the tokens with a loss."""
-        items = self.items("training", seed)
-        items.answers_only = self.source.loss == "answers"
-        return items
+        s = self.source
+        return SymbolItems(s.task, s.bounds, purpose=purpose, seed=seed, bos=self.bos)
 
     def _hash(self, purpose: str) -> str:
         rows = self.items(purpose, 0).rows(np.arange(SAMPLED), self.longest)
@@ -70,14 +59,13 @@ class GeneratedData:
 
     def opening(self) -> str:
         """The problem of a held-out item, as a prompt."""
-        return " ".join(self.items("validation", 0).item(0).prompt)
+        return self.tokenizer.decode(self.items("validation", 0).drawn(0).prompt)
 
     def positions(self, ids: Sequence[int], more: int) -> list[int]:
         """The positions of a prompt and of the next `more` tokens, which the task gives. Raises
         DataError for a prompt that is no problem of the task."""
-        symbols = list(self.tokenizer.ids)
         begin = [0] * (self.bos and ids[:1] == [self.tokenizer.bos_id])
-        prompt = [symbols[i] for i in ids[len(begin) :]]
+        prompt = self.tokenizer.decode(ids[len(begin) :]).split()
         try:
             return begin + self.source.task.positions_of(prompt, more)
         except ValueError:

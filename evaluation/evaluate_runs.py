@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_text
-from data.tasks import HaystackTask, Task
+from data.generated import generated
+from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
 from evaluation.diagnostics.attention import AttentionSession
 from evaluation.diagnostics.diagnostic_settings import (
@@ -28,7 +29,7 @@ from evaluation.reports.diagnostic_report import attention_report, generation_re
 from evaluation.reports.document import print_table
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.report import EvaluationReport
-from evaluation.reports.task_report import item_report, task_report
+from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.cells import CellSession
 from evaluation.scoring.methods import (
@@ -41,8 +42,7 @@ from evaluation.scoring.methods import (
 from evaluation.scoring.text_loss import LossSession
 from evaluation.scoring.windows import choose_targets
 from evaluation.stores import haystacks, open_stores
-from evaluation.tasks.drawn_items import draw_items
-from evaluation.tasks.item_session import ItemSession
+from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.console import Console
@@ -269,27 +269,31 @@ def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
     """Items of one task, by length, depth and distance."""
     settings = evaluation.settings
     (run,) = evaluation.runs
-    methods = evaluation.methods(run)
-    session: CellSession
-    if run.model.settings.data.is_generated:
-        session = ItemSession(settings, run, methods, console=evaluation.console)
-        report_of: Callable = item_report
-    else:
-        session = text_task(settings, run, methods, evaluation.console)
-        report_of = task_report
+    drawn, facts = draw_items(settings, run)
+    session = TaskSession(
+        settings,
+        run.model,
+        drawn,
+        evaluation.methods(run),
+        cells=run.cells,
+        facts={"tokenizer_hash": run.tokenizer.hash, **facts},
+        console=evaluation.console,
+    )
     result = evaluation.measure(session)
     if result is None:
         return None
     result.facts |= evaluation.facts()
-    return report_of(result, f"{result.facts['task']}-{settings.identity()}")
+    return task_report(result, f"{result.facts['task']}-{settings.identity()}")
 
 
-def text_task(
-    settings: TaskEvaluationSettings, run: EvaluatedRun, methods: list[Method], console: Console
-) -> TaskSession:
-    """The session of a task in text. Raises EvaluationError for a run that has none."""
+def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[DrawnItems, dict]:
+    """The items of a task, and facts about them for results.json. Raises EvaluationError for a run
+    and settings without a task."""
+    data = run.model.settings.data
+    if items := generated(data):
+        return draw_symbols(settings, items, data.positions), {}
     task = settings.task or run.task
-    if not isinstance(task, Task):
+    if not isinstance(task, TextTask):
         raise EvaluationError(
             f"{run.folder} was not trained on {task.name if task else 'a task'}: set a task in "
             "text, such as task.name=passkey"
@@ -299,24 +303,16 @@ def text_task(
     if isinstance(task, HaystackTask):
         folder = settings.haystack_store or (run.data if run.task is None else None)
         documents, origin = haystacks(task, folder)
-    drawn = draw_items(
+    drawn = draw_text(
         settings,
         task,
         run.tokenizer,
-        bos=run.model.settings.data.bos,
+        bos=data.bos,
         trained_length=run.model.trained_length,
         documents=documents,
         origin=origin,
     )
-    return TaskSession(
-        settings,
-        run.model,
-        drawn,
-        methods,
-        cells=run.cells,
-        facts={"task": task.name, "haystack": origin, "tokenizer_hash": run.tokenizer.hash},
-        console=console,
-    )
+    return drawn, {"haystack": origin}
 
 
 def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:

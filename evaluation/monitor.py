@@ -12,8 +12,7 @@ import torch
 
 from data import GeneratedData, RunData
 from data.files import canonical_hash
-from data.sampling.items import ItemRows, place_items
-from data.sampling.positions import PLAIN, PositionedTokens
+from data.sampling.positions import IGNORED, PLAIN
 from evaluation.scoring.scoring import ModelScorer, merge_ranks
 from evaluation.scoring.targets import (
     EvaluationText,
@@ -22,7 +21,7 @@ from evaluation.scoring.targets import (
     reaches,
     shorten_lengths,
 )
-from evaluation.tasks.item_scoring import answer_items
+from evaluation.tasks.task_scoring import ItemTokens, score_items, symbol_tokens
 from model import Transformer
 
 # lengths that fewer reach are left out: they would limit the targets of all lengths
@@ -100,8 +99,7 @@ def text_nll(
 
 
 def item_nll(
-    rows: ItemRows,
-    placed: PositionedTokens,
+    items: ItemTokens,
     model: Transformer,
     length: int,
     device: torch.device | str,
@@ -109,8 +107,9 @@ def item_nll(
     world: int,
 ) -> np.ndarray:
     """NLL of the answers of task items, as of one process that reads all; so do the others."""
-    batch = rows_of(length)
-    nll, _ = answer_items(model, rows, placed, length=length, batch=batch, device=device)
+    scored = score_items(model, items, length=length, batch=rows_of(length), device=device)
+    parts = [scores.nll[scores.targets != IGNORED] for scores in scored]
+    nll = torch.cat(parts).cpu().numpy()
     if rank != 0:
         return np.full(len(nll), np.nan)
     return np.where(np.isfinite(nll), nll, np.inf)
@@ -135,12 +134,12 @@ def monitor_targets(
     items = data.items("validation", seed)
     index = np.arange(spans)
     rows = items.rows(index, items.width)
-    placed = place_items(rows, PLAIN, seed, 0, index)
+    tokens = symbol_tokens(rows, rows.placed(PLAIN, seed, 0, index))
     return ValidationTargets(
         lengths=[items.width],
         hash=canonical_hash([data.valid_hash, spans, seed]),
         documents=spans,
-        share=partial(item_nll, rows, placed),
+        share=partial(item_nll, tokens),
     )
 
 

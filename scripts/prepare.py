@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no install
 
 from data import DataError, DataSettings, prepared_folder
 from data.generated import generated
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.preparation.summary import show
 from data.text_settings import with_text
 from run_directory.console import Console

@@ -34,9 +34,13 @@ def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
     text is too short for one window.
     """
     if isinstance(data, GeneratedData):
-        items = data.training_items(settings.seed)
-        positions = settings.data.positions
-        return ItemSampler(items, settings.plan, seed=settings.seed, positions=positions)
+        return ItemSampler(
+            data.items("training", settings.seed),
+            settings.plan,
+            answers_only=data.source.loss == "answers",
+            seed=settings.seed,
+            positions=settings.data.positions,
+        )
     has_lengths = len({segment.length for segment in settings.plan}) > 1
     if has_lengths and data.longest < settings.train_length:
         raise TrainingError(

@@ -158,7 +158,7 @@ class TrainingRun:
                     f"the text is not prepared, and {parallel.world} processes were started: "
                     f"prepare it first with {shlex.join(command)}"
                 )
-            from data.preparation.prepare import prepare  # --help and --dry-run do without it
+            from data.preparation.preparation import prepare  # --help and --dry-run do without it
 
             data = prepare(settings.data, self.console)
         if parallel.main:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.sampling.items import ItemRows, SymbolItems, place_items
+from data.sampling.item_rows import SymbolItems
 from data.sampling.positions import (
     IGNORED,
     PACKINGS,
@@ -324,6 +324,7 @@ class ItemSampler:
     Args:
         items: those of training.
         plan: the segments of the run.
+        answers_only: only the tokens of answers are targets.
         seed: seed of random positions.
         positions: settings of the positional sampler.
     """
@@ -333,10 +334,12 @@ class ItemSampler:
         items: SymbolItems,
         plan: Sequence[Segment],
         *,
+        answers_only: bool,
         seed: int,
         positions: PlainPositions = PLAIN,
     ):
         self.items = items
+        self.answers_only = answers_only
         self.plan = SegmentPlan(plan)
         self.seed = seed
         self.positions = positions
@@ -359,13 +362,13 @@ class ItemSampler:
         mine = rows_of_rank(self.plan.at(step).batch_size, rank, world)
         index = self._index(step, step + 1)
         # All ranks generate all items, as the loss is normalized by their number of targets.
-        rows = self.items.rows(index, self.plan.at(step).length)
-        own = ItemRows(*(None if x is None else x[mine] for x in rows))
+        rows = self.items.rows(index, self.plan.at(step).length, self.answers_only)
+        own = rows.part(mine)
         number = np.arange(len(index))[mine]
         return make_batch(
             own.inputs,
             own.targets,
-            place_items(own, self.positions, self.seed, step, number),
+            own.placed(self.positions, self.seed, step, number),
             n_targets=int((rows.targets != IGNORED).sum()),
             hash=content_hash(rows.inputs, rows.targets) if rank == 0 else "",
         )

@@ -7,7 +7,7 @@ from data.data_settings import TaskSource
 from data.files import canonical_hash
 from data.sampling.random_draws import NamedDraws
 from data.sources.text_source import Document, Source
-from data.tasks import NO_TEXT, Haystacks, TaskContext, is_for
+from data.tasks import NO_TEXT, Haystacks, TaskItems, is_for
 from data.tokenizers import ByteTokenizer
 
 HAYSTACKS = 100  # maximum number of haystack documents
@@ -35,7 +35,7 @@ class TaskDocuments(Source):
         s = self.settings
         tokenizer = ByteTokenizer()
         least, most = s.bounds
-        context = TaskContext(s.task, tokenizer, "training", s.seed)
+        items = TaskItems(s.task, tokenizer, "training", s.seed)
         haystacks = self._haystacks(tokenizer)
         for index in range(start, s.items):
             random = NamedDraws("item", s.seed).bits(index, 3).tolist()
@@ -44,9 +44,9 @@ class TaskDocuments(Source):
             haystack = NO_TEXT
             if haystacks is not None:
                 haystack = haystacks.text(random[2] % len(haystacks), s.seed, index)
-            item = context.item(index, length, depth, haystack)
+            item = items.item(index, length, depth, haystack)
             # Drop an incomplete character at the start of the haystack.
-            text = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
+            text = bytes(item.tokens).decode(errors="ignore")
             yield Document(f"{s.task.name} {s.seed}-{index}", text)
 
     def _haystacks(self, tokenizer: ByteTokenizer) -> Haystacks | None:

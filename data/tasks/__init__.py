@@ -1,4 +1,5 @@
-"""Synthetic tasks. Each item has one correct answer and is a function of a seed and an index.
+"""Synthetic tasks, in text and on symbols. Each item has one correct answer and is a function of a
+seed and an index.
 
 Items of tasks in text are text with facts in it, as training text or as an evaluation. Items of
 tasks on symbols are sequences of symbols, which a model of their vocabulary is trained on.
@@ -9,7 +10,6 @@ from typing import Annotated
 from pydantic import Field
 
 from data.tasks.arithmetic import AdditionTask, ModularAdditionTask, ParityTask
-from data.tasks.items import NO_TEXT, Task, TaskContext, TaskItem
 from data.tasks.memory import AssociativeRecallTask, DyckTask, FlipFlopTask, IndirectIndexingTask
 from data.tasks.retrieval import (
     Haystacks,
@@ -17,11 +17,13 @@ from data.tasks.retrieval import (
     NeedleTask,
     PasskeyTask,
     RecallTask,
+    TextTask,
     VariablesTask,
     is_for,
 )
 from data.tasks.strings import CopyTask, CountingTask, MajorityTask, SelectiveCopyTask
-from data.tasks.symbols import CoupledTask, SymbolItem, SymbolTask
+from data.tasks.symbols import SymbolTask
+from data.tasks.task import NO_TEXT, Task, TaskItem, TaskItems
 
 AnyTextTask = PasskeyTask | NeedleTask | VariablesTask | RecallTask
 AnySymbolTask = (
@@ -43,16 +45,15 @@ TaskSettings = Annotated[AnyTextTask | AnySymbolTask, Field(discriminator="name"
 
 __all__ = [
     "NO_TEXT",
-    "CoupledTask",
     "HaystackTask",
     "Haystacks",
-    "SymbolItem",
     "SymbolTask",
     "SymbolTaskSettings",
     "Task",
-    "TaskContext",
     "TaskItem",
+    "TaskItems",
     "TaskSettings",
+    "TextTask",
     "TextTaskSettings",
     "is_for",
 ]

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from data.tasks.symbols import EQUALS, CoupledTask
+from data.tasks.symbols import EQUALS, CoupledTask, answered
 from settings.fields import setting
 
 DIGITS = [*map(str, range(10))]
@@ -29,11 +29,11 @@ class ModularAdditionTask(CoupledTask):
     def choices(self):
         return self.modulus
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         numbers = draws.below("numbers", length, self.modulus)
         sums = [str(total % self.modulus) for total in accumulate(numbers)]
         prompt = [*map(str, numbers), EQUALS]
-        return self.answered(prompt, sums if self.scratchpad else sums[-1:])
+        return answered(prompt, sums if self.scratchpad else sums[-1:])
 
     def positions_of(self, prompt, more):
         """As in arXiv:2405.20671: number i and partial sum i have position i + 2, `=` has 1."""
@@ -91,7 +91,7 @@ class AdditionTask(CoupledTask):
     def longest(self):
         return self.hints - 1 if self.hints else None
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         a = draws.below("a", length, 10)  # the last digit first
         b = draws.below("b", length, 10)
         carry = 0
@@ -114,7 +114,7 @@ class AdditionTask(CoupledTask):
         answer = _written(total, hints, self.order != "plain")
         if self.scratchpad:
             answer = [*columns, ":", *answer]
-        return self.answered(prompt, answer)
+        return answered(prompt, answer)
 
     def positions_of(self, prompt, more):
         """Coupled: a digit of significance k = 0, 1, ... has position k + 2, `+` and `=` have 1;

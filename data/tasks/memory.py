@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt, model_validator
 
 from data.sampling.random_draws import fractions
-from data.tasks.symbols import EQUALS, SymbolItem, SymbolTask
+from data.tasks.symbols import EQUALS, Problem, SymbolTask, answered
 from settings.fields import setting
 
 
@@ -29,7 +29,7 @@ class FlipFlopTask(SymbolTask):
     def alphabet(self):
         return ["w", "r", "i", "0", "1"]
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         uniform = fractions(draws.bits("instructions", length)).tolist()
         written = draws.below("bits", length, 2)
         symbols = []
@@ -48,7 +48,7 @@ class FlipFlopTask(SymbolTask):
             is_read = instruction == "r"
             symbols += [instruction, stored if is_read else str(bit)]
             is_answer += [False, is_read]
-        return SymbolItem(symbols, is_answer)
+        return Problem(symbols, is_answer)
 
 
 class AssociativeRecallTask(SymbolTask):
@@ -73,7 +73,7 @@ class AssociativeRecallTask(SymbolTask):
     def longest(self):
         return self.keys
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         keys = draws.distinct("keys", length, self.keys)
         values = draws.below("values", length, self.values)
         asked = draws.distinct("asked", min(self.queries, length), length)
@@ -85,7 +85,7 @@ class AssociativeRecallTask(SymbolTask):
         for i in asked:
             symbols += [f"k{keys[i]}", f"v{values[i]}"]
             is_answer += [False, True]
-        return SymbolItem(symbols, is_answer)
+        return Problem(symbols, is_answer)
 
 
 class IndirectIndexingTask(SymbolTask):
@@ -112,7 +112,7 @@ class IndirectIndexingTask(SymbolTask):
     def longest(self):
         return self.symbols
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         string = [str(i) for i in draws.distinct("symbols", length, self.symbols)]
         symbols = list(string)
         is_answer = [False] * length
@@ -125,7 +125,7 @@ class IndirectIndexingTask(SymbolTask):
             there = others[random % len(others)]
             symbols += ["?", string[here], f"{there - here:+d}", EQUALS, string[there]]
             is_answer += [False] * 4 + [True]
-        return SymbolItem(symbols, is_answer)
+        return Problem(symbols, is_answer)
 
 
 class DyckTask(SymbolTask):
@@ -150,7 +150,7 @@ class DyckTask(SymbolTask):
     def choices(self):
         return self.kinds
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         kinds = draws.below("kinds", length, self.kinds)
         opens = draws.below("opens", 2 * length, 2)
         string: list[str] = []
@@ -160,4 +160,4 @@ class DyckTask(SymbolTask):
                 string.append(f"){stack.pop()}")
             string.append(f"({kind}")
             stack.append(kind)
-        return self.answered([*string, EQUALS], [f"){kind}" for kind in reversed(stack)])
+        return answered([*string, EQUALS], [f"){kind}" for kind in reversed(stack)])

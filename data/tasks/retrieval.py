@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data.sampling.random_draws import NamedDraws, hash64
-from data.tasks.items import Task, TaskItem, TaskRequest
+from data.tasks.task import Task, TaskItem, TaskRequest, answer_mask
 from data.text_settings import StdlibSource, TextSettings
 from data.tokenizers import Tokenizer
 from errors import DataError
@@ -43,7 +43,34 @@ class Statement(NamedTuple):
     value: str
 
 
-class HaystackTask(Task):
+class TextTask(Task):
+    """Base class of tasks in text."""
+
+    key = "task"
+
+    queries: int = setting(
+        1,
+        "maximum number of questions per training item; evaluation asks one, as "
+        "earlier ones could contain its answer",
+        ge=1,
+    )
+
+    def scored(self):
+        return self.model_copy(update={"queries": 1})
+
+    def earlier_questions(self, request: TaskRequest, count: int) -> list[int]:
+        """Which of `count` questions are asked, with their answers, before the last one."""
+        asked = request.draws.one("asked", self.queries)
+        return request.draws.below("earlier", asked, count)
+
+    def too_short(self, length: int, least: int) -> DataError:
+        return DataError(
+            f"an item of {length} tokens is too short for the task {self.name}: with this "
+            f"tokenizer it needs at least {least}; increase the length or make the task smaller"
+        )
+
+
+class HaystackTask(TextTask):
     """Base class of tasks with an answer that is hidden in text."""
 
     haystack: TextSettings = setting(StdlibSource(), "source of the surrounding text")
@@ -82,9 +109,9 @@ class HaystackTask(Task):
             tokens.append(request.encode(statement.stem) + request.encode(statement.value))
         room = request.length - sum(map(len, tokens)) - len(last) - len(answer)
         if room < 0:
-            raise request.too_short(request.length - room)
+            raise self.too_short(request.length, request.length - room)
         earlier: list[int] = []
-        for i in request.earlier_questions(len(questions)):
+        for i in self.earlier_questions(request, len(questions)):
             stem, right = questions[i]
             question = request.encode(stem) + request.encode(right)
             if len(question) > room:
@@ -105,8 +132,8 @@ class HaystackTask(Task):
         prompt += text[done:].tolist() + earlier + last
         value_start = starts[0] + len(request.encode(statements[0].stem))
         return TaskItem(
-            prompt=prompt,
-            answer=answer,
+            [*prompt, *answer],
+            answer_mask(prompt, answer),
             others=others,
             depth=at[0] / room if room else request.depth,
             distance=len(prompt) - value_start,
@@ -116,7 +143,7 @@ class HaystackTask(Task):
 def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float]) -> list[int]:
     """Offsets in the text near the depths: before a token that begins with white space, or an
     end."""
-    inside = 1 + np.flatnonzero(request.context.may_cut[text[1:]])
+    inside = 1 + np.flatnonzero(request.items.may_cut[text[1:]])
     cuts = np.array([0, *inside.tolist(), len(text)])
     nearest = [np.abs(cuts - depth * len(text)).argmin() for depth in depths]
     return cuts[nearest].tolist()
@@ -190,7 +217,7 @@ class VariablesTask(HaystackTask):
         return self.hide(request, statements, questions)
 
 
-class RecallTask(Task):
+class RecallTask(TextTask):
     """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): as many key-value pairs
     as fit, then a key, whose value is the answer. `ab 42` and more pairs, one per line; `ab` → `
     42`"""
@@ -211,12 +238,13 @@ class RecallTask(Task):
         # there are more values than keys
         for key, i in zip(keys, [*range(self.choices), *drawn], strict=False):
             pairs.append(request.encode(key) + request.encode(f"{values[i]}\n"))
-        asked = [0, *request.earlier_questions(self.choices)]
+        asked = [0, *self.earlier_questions(request, self.choices)]
         room = request.length - sum(len(pairs[i]) for i in asked)
         sizes = np.cumsum([len(pair) for pair in pairs])
         count = int(np.searchsorted(sizes, room, side="right"))
         if count < self.choices:
-            raise request.too_short(request.length - room + int(sizes[self.choices - 1]))
+            least = request.length - room + int(sizes[self.choices - 1])
+            raise self.too_short(request.length, least)
         if count == most:
             raise DataError(
                 f"an item of {request.length} tokens requires more than the {most:,} keys of "
@@ -233,8 +261,8 @@ class RecallTask(Task):
         prompt += question
         answer, *others = [request.encode(f"{value}\n") for value in values[: self.choices]]
         return TaskItem(
-            prompt=prompt,
-            answer=answer,
+            [*prompt, *answer],
+            answer_mask(prompt, answer),
             others=others,
             depth=place / (count - 1),
             distance=len(prompt) - start - len(question),

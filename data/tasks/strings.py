@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import PositiveInt, model_validator
 
 from data.sampling.random_draws import NamedDraws, fractions
-from data.tasks.symbols import EQUALS, CoupledTask, SymbolTask
+from data.tasks.symbols import EQUALS, CoupledTask, SymbolTask, answered
 from settings.fields import setting
 
 # of counting: the weights of the statements, and the largest value of a variable
@@ -39,7 +39,7 @@ class CopyTask(CoupledTask):
     def longest(self):
         return self.symbols if self.distinct else None
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         draw = draws.distinct if self.distinct else draws.below
         drawn = draw("symbols", length, self.symbols)
         answer = drawn
@@ -47,7 +47,7 @@ class CopyTask(CoupledTask):
             answer = drawn[::-1]
         elif self.name == "sort":
             answer = sorted(drawn)
-        return self.answered([*map(str, drawn), EQUALS], [*map(str, answer)])
+        return answered([*map(str, drawn), EQUALS], [*map(str, answer)])
 
     def positions_of(self, prompt, more):
         n = prompt.index(EQUALS)
@@ -77,13 +77,13 @@ class SelectiveCopyTask(SymbolTask):
     def shortest(self):
         return self.copied
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         answer = [str(i) for i in draws.below("symbols", self.copied, self.symbols)]
         string = ["."] * length
         places = sorted(draws.distinct("places", self.copied, length))
         for place, symbol in zip(places, answer, strict=True):
             string[place] = symbol
-        return self.answered([*string, EQUALS], answer)
+        return answered([*string, EQUALS], answer)
 
 
 class MajorityTask(SymbolTask):
@@ -107,7 +107,7 @@ class MajorityTask(SymbolTask):
     def shortest(self):
         return self.interleaved
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         string = [""] * length
         answer = []
         for first in range(self.interleaved):
@@ -116,7 +116,7 @@ class MajorityTask(SymbolTask):
             for place, symbol in zip(places, chosen, strict=True):
                 string[place] = symbol
             answer.append(Counter(chosen).most_common(1)[0][0])
-        return self.answered([*string, EQUALS], answer)
+        return answered([*string, EQUALS], answer)
 
     def _without_tie(self, draws: NamedDraws, which: int, length: int) -> list[str]:
         """A string with a unique most frequent symbol."""
@@ -156,14 +156,14 @@ class CountingTask(SymbolTask):
         statements = [name + end for name in self.names for end in ("=0", "++")]
         return [*map(str, range(MOST + 1)), *self.names, *statements, "pass", "print"]
 
-    def make(self, draws, length):
+    def problem(self, draws, length):
         attempt = 0
         values: dict[str, int] = {}
         while not values:
             program, values = self._run(draws, attempt, length)
             attempt += 1
         name = list(values)[draws.one("asked", len(values))]
-        return self.answered([*program, "print", name], [str(values[name])])
+        return answered([*program, "print", name], [str(values[name])])
 
     def _run(
         self,

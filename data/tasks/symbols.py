@@ -2,47 +2,43 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
 
 from data.sampling.random_draws import NamedDraws
+from data.tasks.task import Task, TaskItem, TaskRequest, answer_mask
 from data.tokenizers.tokenizer import END
 from errors import DataError
-from settings.fields import StrictSettings, setting
+from settings.fields import setting
 
 EQUALS = "="  # between a problem and its answer
 
 
-@dataclass(frozen=True)
-class SymbolItem:
-    """A problem with its answers.
-
-    Attributes:
-        symbols: all tokens, without the begin symbol.
-        is_answer: of each symbol, whether the model has to predict it.
-        positions: of each symbol, from 0 on; None: 0, 1, 2, ...
-    """
+class Problem(NamedTuple):
+    """A problem with its answers, without the begin symbol. `is_answer`: of each symbol, whether
+    the model has to predict it."""
 
     symbols: list[str]
     is_answer: list[bool]
-    positions: list[int] | None = None
-
-    @property
-    def prompt(self) -> list[str]:
-        """The symbols before the first answer."""
-        return self.symbols[: self.is_answer.index(True)]
 
 
-class SymbolTask(StrictSettings):
+def answered(prompt: list[str], answer: list[str]) -> Problem:
+    """A problem with one answer, which `<end>` follows."""
+    answer = [*answer, END]
+    return Problem([*prompt, *answer], answer_mask(prompt, answer))
+
+
+class SymbolTask(Task):
     """Base class of tasks on symbols: their settings, and the items made from them. The length of a
     problem counts what the task's description says."""
 
+    key = "items"
     shortest: ClassVar[int] = 1  # the smallest length
     longest: ClassVar[int | None] = None  # the largest length; None: unlimited
     has_positions: ClassVar[bool] = False  # whether items have positions other than 0, 1, 2, ...
-
-    name: str
 
     @property
     def alphabet(self) -> list[str]:
@@ -54,24 +50,17 @@ class SymbolTask(StrictSettings):
     def choices(self) -> int:
         """The number of symbols that a uniform guess of one symbol of the answer chooses from."""
 
+    @abstractmethod
+    def problem(self, draws: NamedDraws, length: int) -> Problem:
+        """The problem that the random draws select."""
+
+    def make(self, request: TaskRequest) -> TaskItem:
+        symbols, is_answer = self.problem(request.draws, request.length)
+        return TaskItem([request.items.tokenizer.ids[symbol] for symbol in symbols], is_answer)
+
     def size(self, length: int) -> int:
         """The number of symbols of an item of this length, `<end>` included."""
         return len(example(self, length).symbols)
-
-    @abstractmethod
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
-        """The item that the random draws select."""
-
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
-        """The positions of the prompt's symbols and of the next `more`."""
-        return list(range(len(prompt) + more))
-
-    def answered(self, prompt: list[str], answer: list[str]) -> SymbolItem:
-        """An item with one answer, which `<end>` follows."""
-        answer = [*answer, END]
-        is_answer = [False] * len(prompt) + [True] * len(answer)
-        positions = self.positions_of(prompt, len(answer)) if self.has_positions else None
-        return SymbolItem([*prompt, *answer], is_answer, positions)
 
     def check(self, lengths: Sequence[int]) -> None:
         """Raise DataError if there are no problems of one of these lengths."""
@@ -107,9 +96,28 @@ class CoupledTask(SymbolTask):
     def has_positions(self):
         return self.positions != "plain"
 
+    @abstractmethod
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
+        """The positions of the prompt's symbols and of the next `more`."""
+
+    def item_positions(self, length: int) -> list[int]:
+        """The positions in items of this length."""
+        symbols, is_answer = example(self, length)
+        return self.positions_of(symbols[: is_answer.index(True)], sum(is_answer))
+
+    def make(self, request):
+        item = super().make(request)
+        if not self.has_positions:
+            return item
+        positions = np.array(self.item_positions(request.length))
+        if request.items.purpose == "training" and self.max_position is not None:
+            room = self.max_position - int(positions.max()) + 1
+            positions[positions > 0] += request.draws.one("start", room)
+        return replace(item, positions=positions.tolist())
+
     def position_end(self, length: int, training: bool = False) -> int:
         """1 + the largest position in items of this length."""
-        end = 1 + max(example(self, length).positions or [length - 1])
+        end = 1 + max(self.item_positions(length))
         if not training or self.max_position is None:
             return end
         if self.max_position < end - 1:
@@ -121,7 +129,7 @@ class CoupledTask(SymbolTask):
 
 
 @cache
-def example(task: SymbolTask, length: int) -> SymbolItem:
-    """An item, as long as all items of this length. Raises DataError if there are none."""
+def example(task: SymbolTask, length: int) -> Problem:
+    """A problem, as long as all of this length. Raises DataError if there are none."""
     task.check([length])
-    return task.make(NamedDraws("any"), length)
+    return task.problem(NamedDraws("any"), length)

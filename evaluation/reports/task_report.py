@@ -41,16 +41,9 @@ from evaluation.reports.report import (
     report_of,
 )
 from evaluation.results_table import ResultRow, number
-from evaluation.scoring.cells import MeasuredCells
 from evaluation.scoring.methods import TRAINED, name_of
-from evaluation.statistics.intervals import unit_counts, wilson
-from evaluation.tasks.item_session import ItemResult
-from evaluation.tasks.task_analysis import (
-    ABOVE_CHANCE,
-    UNDECIDED,
-    analyse_tasks,
-    unit_interval,
-)
+from evaluation.statistics.intervals import unit_counts
+from evaluation.tasks.task_analysis import ABOVE_CHANCE, analyse_tasks
 from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
@@ -78,29 +71,20 @@ METRICS: Columns = {
 
 
 def task_report(result: TaskResult, name: str = "task") -> EvaluationReport:
-    """Of a task in text."""
-    count = result.drawn.count
-    few = f"{count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
-    return report_by_task(result, text_record(result), name, few if count < CLAIM_ITEMS else "")
-
-
-def item_report(result: ItemResult, name: str) -> EvaluationReport:
-    """Of a task on symbols."""
-    record = item_record(result)
-    least, most = record["trained_lengths"]
-    trained = f"{most}" if least == most else f"{least}–{most}"
-    return report_by_task(result, record, name, f"Trained on lengths {trained}.")
-
-
-def report_by_task(result: MeasuredCells, record: dict, name: str, remark: str) -> EvaluationReport:
-    record = {**basis(result), "task": result.facts["task"], **record}
+    record = task_record(result)
+    count = record["items"]
     kind = record["unit"]
-    intervals = (
+    details = [
         f"{counted(record['unit_count'], kind)}; intervals by length: "
         f"{100 * result.settings.confidence:g}% over {kind}s, simultaneous over "
         f"{record['family']} methods and lengths. They describe this checkpoint, not the "
         "positional scheme."
-    )
+    ]
+    if not result.drawn.in_text:
+        least, most = record["trained_lengths"]
+        details.append(f"Trained on lengths {least if least == most else f'{least}–{most}'}.")
+    elif count < CLAIM_ITEMS:
+        details.append(f"{count} items: a claim about retrieval requires at least {CLAIM_ITEMS}.")
     return report_of(
         result,
         record,
@@ -108,7 +92,7 @@ def report_by_task(result: MeasuredCells, record: dict, name: str, remark: str) 
         f"{task_title(record)}:",
         rows=task_rows,
         verdict=task_verdict,
-        details=[intervals, *filter(None, [remark])],
+        details=details,
         tables=task_tables,
         draw=figures_of,
     )
@@ -127,79 +111,41 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
     return figures
 
 
-# results.json.
-
-
-def text_record(result: TaskResult) -> dict:
-    """Of a task in text."""
+def task_record(result: TaskResult) -> dict:
+    """The content of results.json."""
     drawn = result.drawn
-    return {
+    record = {
+        **basis(result),
+        "task": result.facts["task"],
         "items": drawn.count,
-        "candidates": drawn.candidates,
         "chance": drawn.chance,
         "unit_count": len(np.unique(drawn.unit)),
         "unit": drawn.unit_kind,
         "family": len(result.answers),
-        "haystack": result.facts["haystack"],
-        "bos": drawn.bos is not None,
+        "bos": drawn.bos,
         "items_hash": drawn.hash,
         "task_settings": drawn.task.model_dump(mode="json"),
-        "lengths": drawn.lengths,
+        **analyse_tasks(result),
+    }
+    if not drawn.in_text:
+        return {
+            **record,
+            "trained_lengths": list(result.subject.settings.data.source.bounds),
+            "lengths": [[each.shortest, longest] for longest, each in drawn.lengths.items()],
+            "per_item": result.files,
+        }
+    return {
+        **record,
+        "candidates": drawn.candidates,
+        "haystack": result.facts["haystack"],
+        "lengths": list(drawn.lengths),
         "units": {
             "kind": drawn.unit_kind,
             "names": drawn.unit_names,
             "items": unit_counts(drawn.unit).tolist(),
         },
-        **analyse_tasks(result),
         "per_item_nll": result.files,
     }
-
-
-def item_record(result: ItemResult) -> dict:
-    """Of a task on symbols."""
-    drawn = result.drawn.values()
-    return {
-        "trained_lengths": list(result.subject.settings.data.source.bounds),
-        "items": result.settings.items,
-        "chance": max(each.chance(result.task.choices) for each in drawn),
-        "unit_count": result.settings.items,
-        "unit": "item",
-        "family": len(result.answers),
-        "bos": result.subject.settings.data.bos,
-        "items_hash": "-".join(each.hash[:16] for each in drawn),
-        "task_settings": result.task.model_dump(mode="json"),
-        "lengths": [[each.shortest, each.longest] for each in drawn],
-        "cells": list(item_cells(result)),
-        "per_item": result.files,
-    }
-
-
-def item_cells(result: ItemResult) -> Iterator[dict]:
-    """The numbers of each method and length, with intervals that are simultaneous over all."""
-    joint = (1 - result.settings.confidence) / max(1, len(result.answers))
-    for (method, longest), answers in result.answers.items():
-        drawn = result.drawn[longest]
-        exact = answers[:, 0]
-        symbols = answers[:, 1] / answers[:, 2]
-        n = len(exact)
-        low, high = wilson(float(exact.sum()), n, alpha=joint, n_eff=n)
-        chance = drawn.chance(result.task.choices)
-        symbols_low, symbols_high = unit_interval(symbols, np.arange(n), joint)
-        yield {
-            "method": method,
-            "length": longest,
-            "shortest": drawn.shortest,
-            "exact": float(exact.mean()),
-            "exact_low": low,
-            "exact_high": high,
-            "chance": chance,
-            "against_chance": ABOVE_CHANCE if low > chance else UNDECIDED,
-            "symbol_accuracy": float(symbols.mean()),
-            "symbol_accuracy_low": symbols_low,
-            "symbol_accuracy_high": symbols_high,
-            "unit_exact": exact.tolist(),
-            "unit_symbol_accuracy": symbols.tolist(),
-        }
 
 
 # Views of the long table.

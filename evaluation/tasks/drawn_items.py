@@ -1,62 +1,96 @@
 """Draw the items of an evaluation: the same questions at every length, method and scheme."""
 
+import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from data import DataError, Tokenizer
+from data import DataError, GeneratedData, Tokenizer
+from data.data_settings import SymbolSource
 from data.files import canonical_hash
-from data.tasks import NO_TEXT, Haystacks, HaystackTask, Task, TaskContext, TaskItem
+from data.sampling.positions import IGNORED, PLAIN, PlainPositions
+from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItems
+from data.tokenizers import SymbolTokenizer
 from errors import EvaluationError
+from evaluation.tasks.task_scoring import ItemTokens, symbol_tokens, text_tokens
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 
 
-@dataclass(frozen=True)
-class DrawnItems:
-    """All items of an evaluation. `items[L][i]` is item i with L inputs, a leading BOS (`bos`)
-    among them. `vocab_size` is the number of ids of the tokenizer.
+@dataclass(frozen=True, kw_only=True)
+class DrawnLength:
+    """The items of one length.
 
-    unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind`
-    states. depth (n,): index of the item's depth in `depths`.
+    Attributes:
+        tokens: of the items, in their order.
+        inputs: that the longest item has, a leading BOS among them: the declared length.
+        positions: that it requires.
+        hash: of everything that determines the scores; only results with equal hashes are
+            comparable.
+        chance: mean accuracy of uniform guesses.
+        shortest: length of the shortest problems on symbols.
+        distance: (n,) of `TaskItem`, in text.
+    """
+
+    tokens: ItemTokens
+    inputs: int
+    positions: int
+    hash: str
+    chance: float
+    shortest: int | None = None
+    distance: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnItems:
+    """All items of an evaluation.
+
+    Attributes:
+        task: as it is evaluated.
+        lengths: by input tokens, or by the longest problems of a task on symbols.
+        bos: whether items begin with BOS.
+        vocab_size: number of ids of the tokenizer.
+        unit: (n,) the haystack of each item, or the item itself without haystacks, as `unit_kind`
+            states.
+        depth: (n,) index of the item's depth in `depths`, in text.
     """
 
     task: Task
-    lengths: list[int]
-    items: dict[int, list[TaskItem]]
-    bos: int | None
+    lengths: dict[int, DrawnLength]
+    bos: bool
     vocab_size: int
     unit: np.ndarray
-    unit_kind: str
-    unit_names: list[str]
-    depth: np.ndarray
-    depths: list[float]
+    unit_kind: str = "item"
+    unit_names: list[str] = field(default_factory=list)
+    depth: np.ndarray | None = None
+    depths: list[float] = field(default_factory=list)
 
     @property
     def count(self) -> int:
         return len(self.unit)
 
     @property
+    def in_text(self) -> bool:
+        """Whether items have candidates that are compared, and a beginning that can be cut."""
+        return not isinstance(self.task, SymbolTask)
+
+    @property
     def candidates(self) -> int:
-        return 1 + len(self.items[self.lengths[0]][0].others)
+        first = next(iter(self.lengths.values()))
+        return len(first.tokens.targets[0])
 
     @property
     def chance(self) -> float:
-        """Accuracy of a uniform guess."""
-        return 1 / self.candidates
-
-    def hash_at(self, length: int) -> str:
-        """Hash of every token and candidate at one length; only results with equal hashes are
-        comparable."""
-        rows = [[item.prompt, item.answer, item.others] for item in self.items[length]]
-        return canonical_hash([self.bos, length, rows])
+        """Accuracy of uniform guesses at the length where it is largest."""
+        return max(drawn.chance for drawn in self.lengths.values())
 
     @property
     def hash(self) -> str:
-        return canonical_hash([self.hash_at(length) for length in self.lengths])
+        hashes = [drawn.hash for drawn in self.lengths.values()]
+        return canonical_hash(hashes) if self.in_text else "-".join(each[:16] for each in hashes)
 
 
-def draw_items(
+def draw_text(
     settings: TaskEvaluationSettings,
     task: Task,
     tokenizer: Tokenizer,
@@ -66,7 +100,7 @@ def draw_items(
     documents: Callable[[], Iterable[tuple[str, str]]] | None,
     origin: str = "",
 ) -> DrawnItems:
-    """Make every item of the evaluation.
+    """The items of a task in text.
 
     `documents()` yields (name, text) of the haystacks, for tasks that use them; `origin` labels
     their source. Item i is placed in haystack i mod H at depth (i + i div H) mod D, at every
@@ -74,7 +108,7 @@ def draw_items(
     is too short for an item, or no document is long enough.
     """
     lengths = settings.grid(trained_length)
-    context = TaskContext(task, tokenizer, "evaluation", settings.seed)
+    items = TaskItems(task, tokenizer, "evaluation", settings.seed)
     index = np.arange(settings.items)
     depths = list(np.linspace(0, 1, settings.depths)) if settings.depths > 1 else [0.5]
     unit = index
@@ -82,6 +116,8 @@ def draw_items(
     names = [f"item {i}" for i in index]
     depth = index % len(depths)
     texts = [NO_TEXT] * len(index)
+    bos_id = tokenizer.bos_id if bos else None
+    drawn = {}
     try:
         if documents is not None and isinstance(task, HaystackTask):
             most = min(settings.haystacks, settings.items)
@@ -93,24 +129,85 @@ def draw_items(
             depth = (index + index // count) % len(depths)
             cut = [haystacks.text(i, "evaluation", settings.seed, i) for i in range(count)]
             texts = [cut[i] for i in unit]
-        items = {
-            length: [
-                context.item(int(i), length + 1 - int(bos), depths[depth[i]], texts[i])
-                for i in index
+        for length in lengths:
+            made = [
+                items.item(int(i), length + 1 - int(bos), depths[depth[i]], texts[i]) for i in index
             ]
-            for length in lengths
-        }
+            rows = [[item.prompt, item.answer, item.others] for item in made]
+            drawn[length] = DrawnLength(
+                tokens=text_tokens(made, bos_id),
+                inputs=length,
+                positions=length,
+                hash=canonical_hash([bos_id, length, rows]),
+                chance=1 / (1 + len(made[0].others)),
+                distance=np.array([item.distance for item in made]),
+            )
     except DataError as error:
         raise EvaluationError(str(error)) from error
     return DrawnItems(
-        task=context.task,
-        lengths=lengths,
-        items=items,
-        bos=tokenizer.bos_id if bos else None,
+        task=items.task,
+        lengths=drawn,
+        bos=bos_id is not None,
         vocab_size=tokenizer.vocab_size,
         unit=unit,
         unit_kind=kind,
         unit_names=names,
         depth=depth,
         depths=depths,
+    )
+
+
+def draw_symbols(
+    settings: TaskEvaluationSettings,
+    data: GeneratedData,
+    positions: PlainPositions,
+) -> DrawnItems:
+    """The items of a task on symbols, of a model that was trained on `data`, at the `positions` of
+    its training where the settings ask for them.
+
+    Raises EvaluationError for a length without problems, another vocabulary than that of `data`, or
+    positions that do not reach the length.
+    """
+    trained = data.source
+    task = settings.task or trained.task
+    if not isinstance(task, SymbolTask) or task.alphabet != data.tokenizer.symbols:
+        raise EvaluationError(
+            f"task.name={task.name}: its symbols are not those of the training on "
+            f"{trained.task.name}; change settings of that task only, such as task.ignore"
+        )
+    index = np.arange(settings.items)
+    drawn_by = index if settings.positions == "redrawn" else np.zeros_like(index)
+    positions = PLAIN if settings.positions is None else positions
+    drawn = {}
+    for shortest, longest in settings.ranges(trained.bounds):
+        try:
+            source = SymbolSource(task=task, lengths=(shortest, longest))
+            items = replace(data, source=source).items("evaluation", settings.seed)
+            positions.check(items.width)
+        except DataError as error:
+            raise EvaluationError(f"lengths: {error}") from error
+        except ValueError as error:
+            raise EvaluationError(f"positions={settings.positions}: {error}") from error
+        rows = items.rows(index)
+        placed = rows.placed(positions, settings.seed, 0, drawn_by)
+        digest = hashlib.sha256()
+        for array in (*rows, placed.position):
+            if array is not None:
+                digest.update(array.tobytes())
+        symbols = (rows.targets != IGNORED) & (rows.targets != SymbolTokenizer.eos_id)
+        drawn[longest] = DrawnLength(
+            tokens=symbol_tokens(rows, placed),
+            inputs=rows.inputs.shape[1],
+            positions=1 + int(np.ceil(placed.position.max())),
+            hash=digest.hexdigest(),
+            # the place of `<end>` is no guess
+            chance=float(np.mean(float(task.choices) ** -symbols.sum(axis=1))),
+            shortest=shortest,
+        )
+    return DrawnItems(
+        task=task,
+        lengths=drawn,
+        bos=data.bos,
+        vocab_size=data.tokenizer.vocab_size,
+        unit=index,
     )

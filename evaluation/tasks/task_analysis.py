@@ -1,9 +1,10 @@
 """Accuracy by length, depth and distance, each with an interval.
 
-Accuracy per length is averaged over depth: the share of right items, with the interval over
-haystacks, simultaneous over all methods and lengths. Where every haystack has the
-same share, this interval has no width and is replaced by Wilson's interval with haystacks as items.
-Cells of the grids have individual Wilson intervals, not simultaneous.
+In text, accuracy per length is averaged over depth: the share of right items, with the interval
+over haystacks, simultaneous over all methods and lengths. Where every haystack has the same share,
+this interval has no width and is replaced by Wilson's interval with haystacks as items. On symbols,
+intervals of exact match are Wilson's. Cells of the grids have individual Wilson intervals, not
+simultaneous.
 """
 
 import math
@@ -25,63 +26,71 @@ UNDECIDED = "not distinguishable from chance"
 
 
 def analyse_tasks(result: TaskResult) -> dict[str, list[dict]]:
-    """Cells of results.json: of each method and length (`cells`), and of each place of the answer
-    (`by_depth`, `by_distance`): a depth, or tokens before the question, from `where` up to `until`
-    (exclusive)."""
+    """Cells of results.json: of each method and length (`cells`), and in text of each place of the
+    answer (`by_depth`, `by_distance`): a depth, or tokens before the question, from `where` up to
+    `until` (exclusive)."""
     drawn = result.drawn
-    cells = []
+    cells = {"cells": [_cell(result, *where) for where in result.answers]}
+    if not drawn.in_text:
+        return cells
     by_depth = []
     by_distance = []
-    for label, length in result.answers:
-        cells.append(_row(result, label, length))
-        depth = np.array(drawn.depths)[drawn.depth]
-        by_depth += _grid(result, label, length, depth, doubles=False)
+    depth = np.array(drawn.depths)[drawn.depth]
+    for method, length in result.answers:
+        by_depth += _grid(result, method, length, depth, doubles=False)
         # the power of two at or below each distance
-        distance = np.array([item.distance for item in drawn.items[length]])
-        octave = 2 ** np.frexp(distance)[1] // 2
-        by_distance += _grid(result, label, length, octave, doubles=True)
-    return {"cells": cells, "by_depth": by_depth, "by_distance": by_distance}
+        octave = 2 ** np.frexp(drawn.lengths[length].distance)[1] // 2
+        by_distance += _grid(result, method, length, octave, doubles=True)
+    return {**cells, "by_depth": by_depth, "by_distance": by_distance}
 
 
-def _row(result: TaskResult, method: str, length: int) -> dict:
-    unit = result.drawn.unit
-    chance = result.drawn.chance
+def _cell(result: TaskResult, method: str, length: int) -> dict:
+    drawn = result.drawn
+    unit = drawn.unit
     alpha = 1 - result.settings.confidence
     joint = alpha / len(result.answers)
-    answers = result.answers[method, length]
-    right = answers.right.astype(float)
-    exact = answers.exact.astype(float)
-    low, high = unit_interval(right, unit, joint)
-    word = UNDECIDED
-    if math.isnan(low):
-        word = "point estimate"
-    elif low > chance:
-        word = ABOVE_CHANCE
-    elif high < chance:
-        word = "below chance"
-    gain = None
-    truncated = result.answers.get((TRUNCATE, length))
-    if method != TRUNCATE and length > result.subject.trained_length and truncated is not None:
-        gain = interval_over_units(right - truncated.right, unit, alpha=joint)
+    metrics = result.metrics((method, length))
+    cell: dict = {"method": method, "length": length}
+    for name, values in metrics.items():
+        if name == "exact":
+            share = share_of(values, unit, alpha if drawn.in_text else joint)
+            low, high = share["low"], share["high"]
+        else:
+            low, high = unit_interval(values, unit, joint)
+        cell |= {
+            name: float(values.mean()),
+            f"{name}_low": low,
+            f"{name}_high": high,
+            f"unit_{name}": unit_means(values, unit).tolist(),
+        }
+    main = next(iter(metrics))
+    chance = drawn.lengths[length].chance
+    cell["against_chance"] = against(cell[f"{main}_low"], cell[f"{main}_high"], chance)
+    if not drawn.in_text:
+        return {**cell, "chance": chance, "shortest": drawn.lengths[length].shortest}
+    right = metrics["accuracy"]
     share = share_of(right, unit, alpha)
-    of_exact = share_of(exact, unit, alpha)
+    gain = None
+    is_beyond = length > result.subject.trained_length
+    if method != TRUNCATE and is_beyond and (TRUNCATE, length) in result.answers:
+        truncated = result.metrics((TRUNCATE, length))["accuracy"]
+        gain = interval_over_units(right - truncated, unit, alpha=joint)
     return {
-        "method": method,
-        "length": length,
-        "accuracy": share["share"],
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "against_chance": word,
+        **cell,
         "wilson_low": share["low"],
         "wilson_high": share["high"],
         "n_eff": share["n_eff"],
-        "exact": of_exact["share"],
-        "exact_low": of_exact["low"],
-        "exact_high": of_exact["high"],
         **interval_columns("gain", gain),
-        "unit_accuracy": unit_means(right, unit).tolist(),
-        "unit_exact": unit_means(exact, unit).tolist(),
     }
+
+
+def against(low: float, high: float, chance: float) -> str:
+    """What an interval says about chance."""
+    if math.isnan(low):
+        return "point estimate"
+    if low > chance:
+        return ABOVE_CHANCE
+    return "below chance" if high < chance else UNDECIDED
 
 
 def _grid(
@@ -93,8 +102,7 @@ def _grid(
 ) -> list[dict]:
     """A cell for each place of an item (n,); `doubles`: up to twice the place, and not at 0."""
     unit = result.drawn.unit
-    alpha = 1 - result.settings.confidence
-    answers = result.answers[method, length]
+    right = result.metrics((method, length))["accuracy"]
     cells = []
     for where in np.unique(places[places > 0] if doubles else places).tolist():
         here = places == where
@@ -104,7 +112,7 @@ def _grid(
                 "length": length,
                 "where": where,
                 "until": 2 * where if doubles else None,
-                "share": share_of(answers.right[here], unit[here], alpha),
+                "share": share_of(right[here], unit[here], 1 - result.settings.confidence),
             }
         )
     return cells

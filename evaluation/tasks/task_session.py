@@ -1,27 +1,43 @@
-"""Answers of one checkpoint to one task, under every method at every length; no cell is computed
-twice."""
+"""Answers of one checkpoint to the items of one task, under every method at every length; no cell
+is computed twice."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from data.sampling.positions import IGNORED
+from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.cells import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import CellPlace, Method
+from evaluation.scoring.scoring import CellFailed
 from evaluation.tasks.drawn_items import DrawnItems
-from evaluation.tasks.task_scoring import TaskAnswers, TaskScorer, read_items
+from evaluation.tasks.task_scoring import BatchScores, score_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import Transformer
 
 
 @dataclass(kw_only=True)
 class TaskResult(MeasuredCells):
-    """Everything measured: `answers[method, length]`, in the order of the items."""
+    """Everything measured. `answers[method, length]` has the numbers of a stored cell, a row for
+    each item: in text, the NLL of every candidate in nats and whether greedy decoding generates the
+    correct one; on symbols, whether all targets are right, the number of answer symbols that are
+    right, and of answer symbols, both without `<end>`."""
 
     settings: TaskEvaluationSettings
     drawn: DrawnItems
-    answers: dict[CellPlace, TaskAnswers] = field(default_factory=dict)
+    answers: dict[CellPlace, np.ndarray] = field(default_factory=dict)
+
+    def metrics(self, where: CellPlace) -> dict[str, np.ndarray]:
+        """What the report averages over the items of a cell, (n,) each; the first metric is
+        compared with chance."""
+        values = self.answers[where]
+        if self.drawn.in_text:  # a tie is no right answer
+            right = values[:, 0] < values[:, 1:-1].min(axis=1)
+            return {"accuracy": right.astype(float), "exact": values[:, -1]}
+        return {"exact": values[:, 0], "symbol_accuracy": values[:, 1] / values[:, 2]}
 
 
 class TaskSession(CellSession):
@@ -46,31 +62,38 @@ class TaskSession(CellSession):
         facts: dict,
         console=None,
     ):
+        if not drawn.in_text:  # an item without its beginning is no problem of the task
+            methods = [method for method in methods if not method.truncates]
         result = TaskResult(
             settings=settings,
             subject=subject,
             drawn=drawn,
             methods=methods,
-            facts=facts,
+            facts={"task": drawn.task.name, **facts},
         )
-        lengths = {length: length for length in drawn.lengths}
+        lengths = {length: items.positions for length, items in drawn.lengths.items()}
         super().__init__(result, lengths, cells, console)
-        self.title = f"{drawn.count} items of {drawn.candidates} candidates"
+        self.title = f"{drawn.count} items of the task {drawn.task.name}"
         self.drawn = drawn
 
     def cells(self) -> list[EvaluationCell]:
         return [self._cell(method, length) for method, length in self.places()]
 
     def _cell(self, method: Method, length: int) -> EvaluationCell:
-        inputs = min(length, self.subject.trained_length) if method.truncates else length
-        key = self.key(method, length)
-        key |= {"kind": "tasks", "items": self.drawn.hash_at(length), "cut": inputs < length}
+        drawn = self.drawn.lengths[length]
+        inputs = drawn.inputs
+        key = self.key(method, inputs) | {"items": drawn.hash}
+        if self.drawn.in_text:
+            inputs = min(inputs, self.subject.trained_length) if method.truncates else inputs
+            key |= {"kind": "tasks", "cut": inputs < drawn.inputs}
+        else:
+            key |= {"kind": "items"}
         return EvaluationCell(
             method,
             length,
             key,
             inputs=np.full(self.drawn.count, inputs),
-            keep=min(inputs, 64),
+            keep=min(inputs, 64) if self.drawn.in_text else inputs,
             chunk=max(1, inputs // 2),
         )
 
@@ -81,19 +104,39 @@ class TaskSession(CellSession):
         batch: int,
         advance: Advance,
     ) -> np.ndarray:
+        drawn = self.drawn.lengths[cell.length]
         inputs = int(cell.inputs[0])
-        n = self.drawn.count
-        answers = read_items(
-            TaskScorer(model, self.device, self.settings.chunk, self.drawn.vocab_size),
-            self.drawn.items[cell.length],
-            cell.length,
-            bos=self.drawn.bos,
+        values = {}
+        for scores in score_items(
+            model,
+            drawn.tokens,
+            length=inputs,
             batch=batch,
-            cut=inputs if inputs < cell.length else None,
-            after_batch=lambda done: advance(done / n),
-        )
-        return np.concatenate([answers.nll, answers.exact[:, None]], axis=1)
+            device=self.device,
+            cut=inputs if inputs < drawn.inputs else None,
+            chunk=self.settings.chunk,
+            vocab_size=self.drawn.vocab_size,
+        ):
+            if not torch.isfinite(scores.nll).all():
+                raise CellFailed(f"the loss is not finite at length {cell.length}")
+            of_items = item_values(scores, self.drawn.in_text)
+            values |= dict(zip(scores.members.tolist(), of_items, strict=True))
+            advance(len(of_items) / self.drawn.count)
+        return np.stack([values[i] for i in range(self.drawn.count)])
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        self.result.answers[cell.where] = TaskAnswers(values[:, :-1], values[:, -1] > 0)
+        self.result.answers[cell.where] = values
         self.result.files[f"{cell.method.label}@{cell.length}"] = cell.file
+
+
+def item_values(scores: BatchScores, in_text: bool) -> np.ndarray:
+    """The rows of a stored cell (b, k), as `TaskResult` describes them."""
+    hits = scores.hits[:, 0]
+    exact = hits.all(dim=1)
+    if in_text:
+        columns = [*scores.nll.sum(dim=2).unbind(1), exact]
+    else:
+        targets = scores.targets[:, 0]
+        is_symbol = (targets != IGNORED) & (targets != SymbolTokenizer.eos_id)
+        columns = [exact, (hits & is_symbol).sum(dim=1), is_symbol.sum(dim=1)]
+    return torch.stack([column.double() for column in columns], dim=1).cpu().numpy()

@@ -8,7 +8,7 @@ from typing import Any
 
 from data import DataSettings, PreparedData, RunData, is_prepared
 from data.files import canonical_hash, read_object
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.evaluation_settings import EvaluationSettings

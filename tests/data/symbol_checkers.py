@@ -3,12 +3,12 @@ algorithm with the generators."""
 
 import re
 
-from data.tasks import SymbolItem
+from data.tasks.symbols import Problem
 
 
-def split(item: SymbolItem) -> tuple[list[str], list[str]]:
+def split(item: Problem) -> tuple[list[str], list[str]]:
     """Problem without its `=`, and answer without `<end>`."""
-    cut = len(item.prompt)
+    cut = item.is_answer.index(True)
     answer = item.symbols[cut:]
     assert item.symbols[cut - 1] == "="
     assert answer[-1] == "<end>"
@@ -151,7 +151,7 @@ WHOLE = {
 }
 
 
-def check(task, item: SymbolItem) -> None:
+def check(task, item: Problem) -> None:
     """Assert that an item's answers are right, and that exactly they are marked."""
     if task.name in WHOLE:
         WHOLE[task.name](task, item)

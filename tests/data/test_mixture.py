@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data import DataError, DataSettings, check_texts, open_prepared
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.sampling.batches import TrainingText
 from data.sampling.segments import MixturePattern
 from tests.data.conftest import changed

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.preparation.prepare
+import data.preparation.preparation
 from data import DataError, PreparedData, is_prepared, open_prepared, prepared_folder
 from data.files import _host, locked
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from tests.data.conftest import Listener, changed
 from tests.files import ROOT
 
@@ -63,7 +63,7 @@ def test_prepared_text_round_trips(settings, corpus, monkeypatch):
     assert summary["lossy_documents"] == 0
     # A second call changes nothing.
     before = {path: path.stat().st_mtime_ns for path in prepared.folder.rglob("*")}
-    monkeypatch.setattr("data.preparation.prepare._Preparation", None)
+    monkeypatch.setattr("data.preparation.preparation._Preparation", None)
     assert facts(prepare(settings, workers=1)) == facts(prepared)
     assert {path: path.stat().st_mtime_ns for path in prepared.folder.rglob("*")} == before
 
@@ -97,11 +97,11 @@ def stopped(monkeypatch, target, calls):
 @pytest.mark.parametrize(
     ("target", "calls"),
     [
-        ("encoding.write_shard", 5),
+        ("preparation.write_shard", 5),
         ("spool.write_json", 0),
-        ("prepare.train_tokenizer", 0),
-        ("prepare.write_manifest", 1),
-        ("prepare.split_summary", 0),
+        ("preparation.train_tokenizer", 0),
+        ("preparation.write_manifest", 1),
+        ("preparation.split_summary", 0),
     ],
 )
 def test_interrupted_preparation_gives_same_result(settings, whole, monkeypatch, target, calls):
@@ -117,7 +117,7 @@ def test_killed_preparation_resumes(settings, whole):
     code = f"""import sys
 sys.path.insert(0, {str(ROOT)!r})
 from data import DataSettings
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"""
     process = subprocess.Popen([sys.executable, "-c", code])
     done = prepared_folder(settings) / "work" / "done"
@@ -313,7 +313,7 @@ def test_concurrent_preparation_waits(tmp_path):
     entered = threading.Event()
 
     def enter():
-        with data.preparation.prepare._alone(tmp_path, Listener()):
+        with data.preparation.preparation._alone(tmp_path, Listener()):
             entered.set()
 
     second = threading.Thread(target=enter)

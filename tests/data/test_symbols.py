@@ -12,12 +12,11 @@ from pydantic import TypeAdapter
 from data import DataError, DataSettings
 from data.generated import generated
 from data.sampling.batches import ItemSampler
-from data.sampling.items import SymbolItems
-from data.sampling.positions import (
-    IGNORED,
-)
+from data.sampling.item_rows import SymbolItems
+from data.sampling.positions import IGNORED
 from data.sampling.segments import Segment
 from data.tasks import SymbolTaskSettings
+from data.tasks.symbols import Problem
 from data.tokenizers import SymbolTokenizer, load_tokenizer
 from tests.data.stores import check_ranks
 from tests.data.symbol_checkers import check
@@ -30,9 +29,16 @@ EVERY = TASKS | POSITIONED
 ADAPTER = TypeAdapter(SymbolTaskSettings)
 
 
-def make(task: dict, lengths=(3, 20), purpose="training", seed=0, **more) -> SymbolItems:
+def make(task: dict, lengths=(3, 20), purpose="training", seed=0) -> SymbolItems:
     settings = ADAPTER.validate_python(task)
-    return SymbolItems(settings, lengths, purpose=purpose, seed=seed, bos=True, **more)
+    return SymbolItems(settings, lengths, purpose=purpose, seed=seed, bos=True)
+
+
+def read(items: SymbolItems, index: int) -> Problem:
+    """An item as symbols."""
+    item = items.drawn(index)
+    names = ["<end>", "<begin>", *items.task.alphabet]
+    return Problem([names[i] for i in item.tokens], item.is_answer)
 
 
 def data_of(task: dict, lengths=(3, 9), source=None, length=None, **more) -> DataSettings:
@@ -42,8 +48,13 @@ def data_of(task: dict, lengths=(3, 9), source=None, length=None, **more) -> Dat
 
 def batches_of(settings: DataSettings) -> ItemSampler:
     plan = [Segment(settings.source.inputs(settings.bos), 6, 3)]
-    items = generated(settings).training_items(4)
-    return ItemSampler(items, plan, seed=4, positions=settings.positions)
+    return ItemSampler(
+        generated(settings).items("training", 4),
+        plan,
+        answers_only=settings.source.loss == "answers",
+        seed=4,
+        positions=settings.positions,
+    )
 
 
 def test_every_task_is_checked():
@@ -56,13 +67,13 @@ def test_checker_solves_items(case):
     items = make(EVERY[case])
     alphabet = {*items.task.alphabet, "<end>"}
     assert len(set(items.task.alphabet)) == len(items.task.alphabet)
-    lengths = items.length(np.arange(60))
-    assert lengths.min() >= 3
-    assert lengths.max() <= 20
+    lengths = [items.length(i) for i in range(60)]
+    assert min(lengths) >= 3
+    assert max(lengths) <= 20
     assert len(set(lengths)) > 10
     answers = set()
-    for i, length in enumerate(lengths.tolist()):
-        item = items.item(i)
+    for i, length in enumerate(lengths):
+        item = read(items, i)
         check(items.task, item)
         assert len(item.symbols) == len(item.is_answer) == items.task.size(length)
         assert set(item.symbols) <= alphabet
@@ -77,8 +88,8 @@ def test_items_depend_on_purpose_seed_and_index(case):
     for purpose in ("training", "validation", "evaluation"):
         for seed in (0, 1):
             first, again = (make(TASKS[case], (14, 20), purpose, seed) for _ in range(2))
-            own = {tuple(first.item(i).symbols) for i in range(10)}
-            assert own == {tuple(again.item(i).symbols) for i in range(10)}
+            own = {tuple(first.drawn(i).tokens) for i in range(10)}
+            assert own == {tuple(again.drawn(i).tokens) for i in range(10)}
             seen.update(own)
     assert len(seen) >= 55
     assert max(seen.values()) <= 2
@@ -86,10 +97,10 @@ def test_items_depend_on_purpose_seed_and_index(case):
 
 def test_draws_have_the_stated_probabilities():
     flips = make({"name": "flip_flop", "ignore": 0.6}, (500, 500))
-    counts = Counter(s for i in range(20) for s in flips.item(i).symbols[::2])
+    counts = Counter(s for i in range(20) for s in read(flips, i).symbols[::2])
     shares = {s: n / 10_000 for s, n in counts.items()}
     assert shares == pytest.approx({"i": 0.6, "w": 0.2, "r": 0.2}, abs=0.02)
-    ones = [make({"name": "majority"}, (9, 9)).item(i).symbols[:9].count("1") for i in range(600)]
+    ones = [read(make({"name": "majority"}, (9, 9)), i).symbols[:9].count("1") for i in range(600)]
     assert all(abs(ones.count(n) - 60) < 30 for n in range(10))  # every count equally likely
 
 
@@ -112,7 +123,7 @@ def test_programs_have_the_probabilities_of_the_authors_generator():
             program.append(kind)
         expected.update(program if values else [])  # nothing could be printed
     items = make({"name": "counting"}, (60, 60))
-    programs = [items.item(i).symbols[:60] for i in range(200)]
+    programs = [read(items, i).symbols[:60] for i in range(200)]
     found = Counter(s if s == "pass" else s[1:] for program in programs for s in program)
     for kind in expected:
         assert found[kind] / 12_000 == pytest.approx(expected[kind] / 12_000, abs=0.012)
@@ -136,7 +147,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
             items = data.items(purpose, 0)
             row = items.rows(np.array([i]), items.width)
             n = int(row.count[0])
-            given = np.array([0, *items.item(i).positions])[:n]
+            given = np.array([0, *items.task.item_positions(items.length(i))])[:n]
             start = int((row.position[0, :n] - given).max())
             assert np.array_equal(row.position[0, :n], given + start * (given > 0))
             assert row.position.max() <= 30
@@ -145,12 +156,11 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
     assert starts["evaluation"] == {0}
     assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
-    item = items.item(3)
-    ids = [1, *data.tokenizer.encode(" ".join(item.prompt))]
-    more = len(item.symbols) - len(item.prompt)
-    assert data.positions(ids, more) == [0, *item.positions]
+    item = items.drawn(3)
+    ids = [1, *item.prompt]
+    assert data.positions(ids, len(item.answer)) == [0, *item.positions]
     with pytest.raises(DataError, match="whole problem"):
-        data.positions(ids[:-1], more)
+        data.positions(ids[:-1], 1)
 
 
 @pytest.mark.parametrize("loss", ["answers", "all"])
@@ -170,7 +180,7 @@ def test_batches_train_answers_and_never_padding(case, bos, loss):
     for step in range(3):
         batch = batches_of(settings).batch(step)
         for row in range(6):
-            item = items.item(6 * step + row)
+            item = read(items, 6 * step + row)
             symbols = ["<begin>"] * bos + item.symbols
             seen.add(tuple(symbols))
             n = len(symbols) - 1

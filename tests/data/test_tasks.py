@@ -9,7 +9,7 @@ import pytest
 
 from data import ByteTokenizer, DataError
 from data.preparation.tokenizer_training import train_sentencepiece
-from data.tasks import Haystacks, TaskContext, TextTaskSettings, is_for
+from data.tasks import Haystacks, TaskItems, TextTaskSettings, is_for
 from data.tasks.retrieval import NeedleTask, PasskeyTask, RecallTask, VariablesTask
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 
@@ -61,9 +61,9 @@ def tokenizer(request, subwords):
 
 def make(task, tokenizer, purpose="evaluation", seed=0):
     """A function that makes items in TEXT."""
-    context = TaskContext(task, tokenizer, purpose, seed)
+    items = TaskItems(task, tokenizer, purpose, seed)
     haystack = np.array(tokenizer.encode(TEXT))
-    return lambda index, length, depth=0.5: context.item(index, length, depth, haystack)
+    return lambda index, length, depth=0.5: items.item(index, length, depth, haystack)
 
 
 def test_every_task_is_tested():

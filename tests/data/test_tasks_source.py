@@ -4,7 +4,7 @@ import pytest
 
 from data import DataError, DataSettings
 from data.data_settings import TaskSource
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.sources import open_source
 from data.tasks import is_for
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 import evaluate as script
 from data import open_prepared
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
 from evaluation.scoring.cells import position_key

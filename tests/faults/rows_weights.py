@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from run_directory.checkpoints import save_weights
 from run_directory.console import Console
 from run_directory.position_overrides import make_model

@@ -12,12 +12,12 @@ import yaml
 from data import ByteTokenizer, DataSettings
 from data.data_settings import TaskSource
 from data.generated import generated
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from data.sources import SOURCES
 from data.sources.local import Stdlib
 from data.tasks import HaystackTask
 from evaluation.stores import haystacks
-from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.drawn_items import draw_text
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
@@ -117,7 +117,7 @@ def test_study_can_be_planned(path, stand_ins):
             length = plan.settings.train_length
             texts, _ = haystacks(task, None) if isinstance(task, HaystackTask) else (None, "")
             tokenizer = ByteTokenizer()
-            drawn = draw_items(
+            drawn = draw_text(
                 settings, task, tokenizer, bos=True, trained_length=length, documents=texts
             )
             assert drawn.candidates > 1

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from data.data_settings import DataSettings
-from data.preparation.prepare import prepare
+from data.preparation.preparation import prepare
 from errors import FAILED, RANK_LOST, REQUEUE, TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams

@@ -13,12 +13,12 @@ import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
 from data.generated import generated
-from data.sampling.items import place_items
 from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
-from evaluation.tasks import item_session
-from evaluation.tasks.item_scoring import answer_items, by_item
+from evaluation.tasks import task_session
+from evaluation.tasks.task_scoring import BatchScores, score_items, symbol_tokens
+from evaluation.tasks.task_session import item_values
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
@@ -52,9 +52,15 @@ def small(task, scheme, scale=3.0, **position):
     return data, made
 
 
-def rows_of(items, count=40):
+def tokens_of(items, count=40):
     rows = items.rows(np.arange(count), items.width)
-    return rows, place_items(rows, PLAIN, 0, 0, np.arange(count))
+    return rows, symbol_tokens(rows, rows.placed(PLAIN, 0, 0, np.arange(count)))
+
+
+def nll_of(model, tokens, **more):
+    """NLL of all targets, in their order."""
+    scored = score_items(model, tokens, **more)
+    return np.concatenate([s.nll[s.targets != IGNORED].numpy() for s in scored])
 
 
 @pytest.mark.parametrize(("task", "scheme"), CASES, ids=str)
@@ -62,10 +68,10 @@ def test_exact_match_equals_greedy_decoding(task, scheme):
     """The targets are replaced by what the model writes, in half of the items with one error."""
     data, model = small(task, scheme)
     items = data.items("evaluation", 0)
-    rows, placed = rows_of(items)
+    rows, tokens = tokens_of(items)
     expected = []
     for i in range(40):
-        prompt = [1, *data.tokenizer.encode(" ".join(items.item(i).prompt))]
+        prompt = [1, *items.drawn(i).prompt]
         (answers,) = np.nonzero(rows.targets[i] != IGNORED)
         positions = [data.positions(prompt, len(answers))] if "positions" in task else None
         greedy = SamplingParams(temperature=0)
@@ -77,54 +83,54 @@ def test_exact_match_equals_greedy_decoding(task, scheme):
         rows.targets[i, answers] = written
         rows.inputs[i, answers[0] + 1 : answers[-1] + 1] = written[:-1]
     for batch in (7, 40):
-        nll, hits = answer_items(model, rows, placed, length=items.width, batch=batch)
-        assert by_item(rows, hits)[:, 0].astype(bool).tolist() == expected
-    assert len(nll) == (rows.targets != IGNORED).sum()
+        scored = score_items(model, tokens, length=items.width, batch=batch)
+        values = np.concatenate([item_values(scores, in_text=False) for scores in scored])
+        assert values[:, 0].astype(bool).tolist() == expected
 
 
 def test_numbers_of_an_item():
     data, _ = small(CASES[0][0], "rope")
-    rows, _ = rows_of(data.items("evaluation", 0), 3)
-    item, place = np.nonzero(rows.targets != IGNORED)
-    hits = np.ones(len(item), dtype=bool)
-    hits[item == 1] = False
-    hits[(item == 2) & (rows.targets[item, place] == 0)] = False  # <end>
-    symbols = np.bincount(item) - 1
+    _, tokens = tokens_of(data.items("evaluation", 0), 3)
+    targets = torch.from_numpy(tokens.targets)
+    hits = torch.ones(targets.shape, dtype=torch.bool)
+    hits[1][targets[1] != IGNORED] = False
+    hits[2][targets[2] == 0] = False  # <end>
+    symbols = ((targets != IGNORED) & (targets != 0)).sum((1, 2)).tolist()
     expected = [[1, symbols[0], symbols[0]], [0, 0, symbols[1]], [0, symbols[2], symbols[2]]]
-    assert by_item(rows, hits).tolist() == expected
+    scores = BatchScores(np.arange(3), targets, torch.zeros(targets.shape), hits)
+    assert item_values(scores, in_text=False).tolist() == expected
 
 
 @pytest.mark.parametrize(("task", "scheme"), CASES, ids=str)
 def test_padding_and_batch_change_nothing(task, scheme):
     data, model = small(task, scheme, scale=1.0)
     items = data.items("evaluation", 3)
-    rows, placed = rows_of(items)
-    before, _ = answer_items(model, rows, placed, length=items.width, batch=40)
-    is_padding = placed.document < 0
+    rows, tokens = tokens_of(items)
+    before = nll_of(model, tokens, length=items.width, batch=40)
+    is_padding = tokens.placed.document < 0
     assert is_padding.any()
     rows.inputs[is_padding] = 5
-    after, _ = answer_items(model, rows, placed, length=items.width, batch=40)
-    assert (before == after).all()
+    assert (before == nll_of(model, tokens, length=items.width, batch=40)).all()
     alone = []
     for i in range(8):
-        row = items.rows(np.array([i]), int(rows.count[i]))
-        place = place_items(row, PLAIN, 0, 0, np.array([i]))
-        alone += answer_items(model, row, place, length=items.width, batch=1)[0].tolist()
+        row = items.rows(np.array([i]))
+        token = symbol_tokens(row, row.placed(PLAIN, 0, 0, np.array([i])))
+        alone += nll_of(model, token, length=items.width, batch=1).tolist()
     assert before[: len(alone)] == pytest.approx(alone, abs=1e-9)
     targets = monitor_targets(data, [items.width], 4, 40, seed=3)
     ((mean, count),) = targets.measure(model).values()
-    rows, placed = rows_of(data.items("validation", 3))
-    nll, _ = answer_items(model, rows, placed, length=items.width, batch=40)
+    _, tokens = tokens_of(data.items("validation", 3))
+    nll = nll_of(model, tokens, length=items.width, batch=40)
     assert mean == pytest.approx(nll.mean())
     assert count == len(nll)
 
 
 def test_items_are_read_at_their_declared_length():
     data, model = small(CASES[0][0], "rope", scaling={"name": "yarn", "factor": "auto"})
-    rows, placed = rows_of(data.items("evaluation", 0), 1)
+    rows, tokens = tokens_of(data.items("evaluation", 0), 1)
     expected = []
     for length in (40, 41):
-        nll, _ = answer_items(model, rows, placed, length=length, batch=1)
+        nll = nll_of(model, tokens, length=length, batch=1)
         places = TokenPositions.plain(rows.inputs.shape[1], length=length)
         logits = model(torch.from_numpy(rows.inputs), places)[0].detach()
         targets = torch.from_numpy(rows.targets[0])
@@ -137,10 +143,10 @@ def test_items_are_read_at_their_declared_length():
 def test_positions_are_drawn_once_or_for_each_item():
     data, _ = small(CASES[0][0], "rope")
     items = data.items("evaluation", 0)
-    rows = items.rows(np.arange(30), items.width)
+    rows = items.rows(np.arange(30))
     sampler = SubsetPositions(max_length=90)
-    redrawn = place_items(rows, sampler, 0, 0, np.arange(30)).position
-    fixed = place_items(rows, sampler, 0, 0, np.zeros(30, dtype=np.int64)).position
+    redrawn = rows.placed(sampler, 0, 0, np.arange(30)).position
+    fixed = rows.placed(sampler, 0, 0, np.zeros(30, dtype=np.int64)).position
     for position in (redrawn, fixed):
         for i, n in enumerate(rows.count):
             assert (np.diff(position[i, :n]) > 0).all()
@@ -191,9 +197,9 @@ def test_run_is_evaluated_at_lengths_of_problems(run, capsys, monkeypatch):
 
     def answer(*args, length, **more):
         declared.append(length)
-        return answer_items(*args, length=length, **more)
+        return score_items(*args, length=length, **more)
 
-    monkeypatch.setattr(item_session, "answer_items", answer)
+    monkeypatch.setattr(task_session, "score_items", answer)
     call(evaluate_script, run, "protocol=tasks", "lengths=[[2,6],9,12]", "items=20", "folder=one")
     report = report_of(run, "one")
     assert report["lengths"] == [[2, 6], [9, 9], [12, 12]]

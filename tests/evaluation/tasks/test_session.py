@@ -2,20 +2,19 @@
 
 import copy
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from data import ByteTokenizer
+from data.tasks import TaskItem
 from data.tasks.retrieval import PasskeyTask
 from evaluation.scoring.methods import Method
-from evaluation.scoring.scoring import CellFailed
-from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.drawn_items import draw_text
 from evaluation.tasks.task_analysis import analyse_tasks
-from evaluation.tasks.task_scoring import TaskAnswers, TaskScorer, read_items
-from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.task_scoring import score_items, text_tokens
+from evaluation.tasks.task_session import TaskSession, item_values
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -32,7 +31,7 @@ def draw(task=None, **settings):
     settings = TaskEvaluationSettings(
         **{"items": 30, "lengths": [100, 200], "depths": 3, "batch": 8, **settings}
     )
-    return settings, draw_items(
+    return settings, draw_text(
         settings,
         task or PasskeyTask(digits=3),
         TOKENIZER,
@@ -45,34 +44,32 @@ def draw(task=None, **settings):
 
 def answered(reader, tmp_path, **changes):
     settings, drawn = draw(**changes)
-    facts = {"task": drawn.task.name, "haystack": "here", "tokenizer_hash": TOKENIZER.hash}
     session = TaskSession(
         settings,
         MemoryModel(small_model()),
         drawn,
         [TRAINED, CUT],
         cells=tmp_path / "cells",
-        facts=facts,
+        facts={"haystack": "here"},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluation.tasks.task_session.TaskScorer", lambda *_: reader)
+        patch.setattr("evaluation.tasks.task_scoring.score_batch", reader)
         return session.run()
 
 
-def retriever(prompts, candidates, length):
+def retriever(model, prompts, inputs, targets, *_):
     """Knows the answer where it still stands in what it is given, and otherwise guesses the first
     digits."""
-    nll = np.empty(candidates.shape[:2])
-    exact = np.zeros(len(prompts), dtype=bool)
-    for row, (prompt, options) in enumerate(zip(prompts, candidates, strict=True)):
+    nll = torch.zeros(targets.shape, dtype=torch.float64)
+    hits = torch.ones(targets.shape, dtype=torch.bool)
+    for row, (prompt, options) in enumerate(zip(prompts.tolist(), targets.tolist(), strict=True)):
         text = bytes(t for t in prompt if t < 256)
-        marks = [bytes(option.tolist()) for option in options]
         asked = text.rsplit(b"\n", 1)[1]
-        for column, mark in enumerate(marks):
-            guess = 1 + mark[1] + 0.01 * mark[2]
-            nll[row, column] = 0.0 if asked + mark in text else guess
-        exact[row] = asked + marks[0] in text
-    return nll, exact
+        for column, mark in enumerate(map(bytes, options)):
+            known = asked + mark in text
+            nll[row, column, -1] = 0.0 if known else 1 + mark[1] + 0.01 * mark[2]
+            hits[row, column, -1] = known
+    return nll, hits
 
 
 def test_haystacks_cover_depths_and_items_are_nested():
@@ -83,15 +80,20 @@ def test_haystacks_cover_depths_and_items_are_nested():
     np.add.at(counts, (drawn.unit, drawn.depth), 1)
     assert (counts == 2).all()
     assert drawn.chance == 1 / 3
-    for short, long in zip(drawn.items[100], drawn.items[200], strict=True):
-        assert (short.answer, short.others) == (long.answer, long.others)
-        assert len(long.prompt) - len(short.prompt) == 100
-        # inputs: BOS, prompt, all but the last
-        assert 1 + len(short.prompt) + len(short.answer) - 1 == 100
+    short = drawn.lengths[100].tokens
+    long = drawn.lengths[200].tokens
+    for i in range(42):
+        assert (short.targets[i] == long.targets[i]).all()
+        assert short.prompts[i][0] == long.prompts[i][0] == TOKENIZER.bos_id
+        assert len(long.prompts[i]) - len(short.prompts[i]) == 100
+        # all but the last token of an answer is read
+        assert (short.inputs[i] == short.targets[i][:, :-1]).all()
+        assert len(short.prompts[i]) + short.inputs[i].shape[1] == 100
     assert drawn.hash == draw(items=42, haystacks=7)[1].hash
     assert drawn.hash != draw(items=42, haystacks=7, seed=1)[1].hash
     _, more = draw(items=42, haystacks=7, lengths=[100, 150, 200])
-    assert more.hash_at(200) == drawn.hash_at(200)  # another length in between moves nothing
+    # another length in between moves nothing
+    assert more.lengths[200].hash == drawn.lengths[200].hash
 
 
 def test_retrieval_oracle_accuracy(tmp_path):
@@ -107,12 +109,12 @@ def test_retrieval_oracle_accuracy(tmp_path):
         assert row["wilson_low"] == pytest.approx(7 / (7 + 1.959964**2))
     # Cut to the trained length, an answer before the cut is lost.
     cut = rows["truncate", 200]
-    items = result.drawn.items[200]
+    items = result.drawn.lengths[200]
     # Six tokens of answer, the last of which is no input: 95 tokens of prompt are left.
     needed = []
-    for item in items:
-        stem = bytes(item.prompt).rsplit(b"\n", 1)[1]
-        needed.append(item.distance + len(stem))
+    for prompt, distance in zip(items.tokens.prompts, items.distance, strict=True):
+        stem = bytes(prompt[1:].tolist()).rsplit(b"\n", 1)[1]
+        needed.append(distance + len(stem))
     kept = np.array(needed) <= 95
     assert 0 < kept.mean() < 1
     assert cut["exact"] == kept.mean()
@@ -153,79 +155,94 @@ def model():
     return made
 
 
+def values_of(model, tokens, length=100, **more):
+    """The rows of a cell: NLL of each candidate, and exact match."""
+    values = {}
+    for scores in score_items(model, tokens, length=length, batch=2, **more):
+        values |= dict(zip(scores.members.tolist(), item_values(scores, in_text=True), strict=True))
+    return np.stack([values[i] for i in range(len(values))])
+
+
 @pytest.mark.parametrize("chunk", [7, 4096])
 @pytest.mark.parametrize(("length", "cut"), [(100, None), (200, 100), (200, None)])
 def test_cached_prefix_matches_full_forward(model, chunk, length, cut):
     """Also where the context is cut to the trained length."""
-    _, drawn = draw(items=5)
-    items = drawn.items[length]
+    tokens = draw(items=5)[1].lengths[length].tokens
     read = cut or length
-    answers = read_items(
-        TaskScorer(model, chunk=chunk),
-        items,
-        length,
-        bos=256,
-        batch=2,
-        cut=cut,
-    )
-    for row, item in enumerate(items):
-        for column, candidate in enumerate([item.answer, *item.others]):
-            tokens = torch.tensor([[256, *item.prompt, *candidate][-read - 1 :]])
-            assert tokens.shape == (1, read + 1)
+    values = values_of(model, tokens, read, chunk=chunk, cut=cut)
+    for row, (prompt, candidates) in enumerate(zip(tokens.prompts, tokens.targets, strict=True)):
+        for column, candidate in enumerate(candidates):
+            whole = torch.tensor([[*prompt, *candidate][-read - 1 :]])
+            assert whole.shape == (1, read + 1)
             with torch.no_grad():
-                nll = model(tokens[:, :-1], TokenPositions.plain(read), targets=tokens[:, 1:])
+                nll = model(whole[:, :-1], TokenPositions.plain(read), targets=whole[:, 1:])
             expected = float(nll[0, -len(candidate) :].sum())
-            assert answers.nll[row, column] == pytest.approx(expected, abs=1e-9)
+            assert values[row, column] == pytest.approx(expected, abs=1e-9)
+
+
+def test_answers_of_one_token_are_read_from_the_prompt_alone(model):
+    item = TaskItem([5, 6, 7, 8], [False, False, False, True], others=[[9], [10]])
+    (values,) = values_of(model, text_tokens([item], 256))
+    tokens = torch.tensor([[256, 5, 6, 7]])
+    with torch.no_grad():
+        logits = model(tokens, TokenPositions.plain(4, length=100))[0, -1]
+    losses = torch.log_softmax(logits, dim=0).neg()
+    assert values[:3] == pytest.approx([float(losses[i]) for i in (8, 9, 10)], abs=1e-9)
+    assert bool(values[3]) == (int(logits.argmax()) == 8)
+
+
+def rewritten(tokens, model, change=lambda i, answer: answer, **options):
+    """Items whose answers are what the model writes, changed by `change(i, answer)`."""
+    targets = []
+    for i, (prompt, candidates) in enumerate(zip(tokens.prompts, tokens.targets, strict=True)):
+        greedy = SamplingParams(temperature=0)
+        count = candidates.shape[1]
+        steps = Generation(model, [prompt.tolist()], count, greedy, **options)
+        answer = change(i, [step[0] for step in steps])
+        targets.append(np.array([answer, *candidates[1:]]))
+    return tokens._replace(inputs=[x[:, :-1] for x in targets], targets=targets)
 
 
 def test_exact_match_equals_greedy_decoding(model):
     """Answers are replaced by what the model writes, in full or up to a wrong token."""
-    _, drawn = draw(items=6)
-    items = []
-    expected = []
-    for i, item in enumerate(drawn.items[100]):
-        prompt = [256, *item.prompt]
-        count = len(item.answer)
-        written = [
-            step[0] for step in Generation(model, [prompt], count, SamplingParams(temperature=0))
-        ]
-        wrong = [*written]
+
+    def change(i, answer):
         if i % 2:
-            wrong[i // 2] = (wrong[i // 2] + 1) % 250
-        items.append(replace(item, answer=wrong))
-        expected.append(i % 2 == 0)
-    found = read_items(TaskScorer(model), items, 100, bos=256, batch=4)
-    assert found.exact.tolist() == expected
+            answer[i // 2] = (answer[i // 2] + 1) % 250
+        return answer
+
+    tokens = rewritten(draw(items=6)[1].lengths[100].tokens, model, change)
+    assert values_of(model, tokens)[:, -1].tolist() == [1, 0, 1, 0, 1, 0]
 
 
 def test_exact_match_ignores_padding_of_the_vocabulary(model):
     """With 200 ids, the answer to match is the most likely of these, and the loss still that of all
     rows."""
-    _, drawn = draw(items=3)
-    items = []
-    for item in drawn.items[100]:
-        sampling = SamplingParams(temperature=0)
-        steps = Generation(model, [item.prompt], len(item.answer), sampling, vocab_size=200)
-        items.append(replace(item, answer=[step[0] for step in steps]))
-    whole = read_items(TaskScorer(model), items, 100, bos=None, batch=3)
-    padded = read_items(TaskScorer(model, vocab_size=200), items, 100, bos=None, batch=3)
-    assert padded.exact.all()
-    assert not whole.exact.all()
-    assert (padded.nll == whole.nll).all()
+    tokens = draw(items=3)[1].lengths[100].tokens
+    without_bos = tokens._replace(prompts=[prompt[1:] for prompt in tokens.prompts])
+    tokens = rewritten(without_bos, model, vocab_size=200)
+    whole = values_of(model, tokens)
+    padded = values_of(model, tokens, vocab_size=200)
+    assert padded[:, -1].all()
+    assert not whole[:, -1].all()
+    assert (padded[:, :-1] == whole[:, :-1]).all()
 
 
-def test_a_tie_is_no_right_answer():
-    nll = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0], [3.0, 2.0, 4.0]])
-    assert TaskAnswers(nll, np.zeros(3, dtype=bool)).right.tolist() == [True, False, False]
+def test_a_tie_is_no_right_answer(tmp_path):
+    def ties(model, prompts, inputs, targets, *_):
+        nll = torch.zeros(targets.shape, dtype=torch.float64)
+        nll[:, 2] = 3.0
+        return nll, torch.zeros(targets.shape, dtype=torch.bool)
+
+    result = answered(ties, tmp_path)
+    assert not result.metrics(("trained", 100))["accuracy"].any()
 
 
 def test_non_finite_loss_fails_the_cell(tmp_path):
-    def broken(prompts, candidates, length):
-        return np.full(candidates.shape[:2], np.nan), np.zeros(len(prompts), dtype=bool)
+    def broken(model, prompts, inputs, targets, *_):
+        return torch.full(targets.shape, float("nan")), torch.zeros(targets.shape, dtype=torch.bool)
 
-    _, drawn = draw(items=3)
-    with pytest.raises(CellFailed, match="not finite at length 100"):
-        read_items(broken, drawn.items[100], 100, bos=256, batch=2)
     result = answered(broken, tmp_path)
     assert len(result.failed) == 4
+    assert "not finite at length 100" in result.failed["trained", 100]
     assert not result.answers

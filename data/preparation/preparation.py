@@ -7,23 +7,25 @@ folder name contains a hash of all settings and of the source's file listing, so
 use different folders.
 """
 
+import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from data.data_settings import DataSettings, TaskSource
 from data.files import locked, read_json, remove_drafts, write_json
 from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
-from data.preparation.encoding import Chunk, ChunkEncoder, result_path
-from data.preparation.spool import Spool, fill
+from data.preparation.spool import Spool, fill, read_chunk
 from data.preparation.summary import (
     POINTS_ONLY_BELOW,
     NullConsole,
@@ -44,17 +46,10 @@ from data.prepared import (
     prepared_folder,
 )
 from data.sources import open_source
-from data.store import TokenStore, token_dtype, write_manifest
+from data.store import EncodedDocument, TokenStore, token_dtype, write_manifest, write_shard
 from data.text_settings import FilesSource
-from data.tokenizers import (
-    Tokenizer,
-    given_tokenizer,
-    load_tokenizer,
-)
-from data.tokenizers.tokenizer_settings import (
-    HuggingFaceSettings,
-    SentencePieceSettings,
-)
+from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, lossless
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
@@ -63,6 +58,8 @@ ENOUGH = 3 * POINTS_ONLY_BELOW
 # Fewer documents are split into about so many spans, if these have at least so many bytes.
 SPANS = 60
 SPAN = 4096
+
+Chunk = tuple[str, int]  # name of the spool, index
 
 
 def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> RunData:
@@ -134,33 +131,20 @@ class _Preparation:
         self.console = console
         self.place = place
         self.work = folder / "work"
+        self.is_stopped = False
 
     def run(self, workers: int | None) -> dict[str, Any]:
         """Run all steps. Returns the summary."""
-        s = self.settings
         self.spools = self._read()
         self._split()
         self.tokenizer, training = self._tokenizer()
-        for key, symbol in (("bos", self.tokenizer.bos_id), ("eos", self.tokenizer.eos_id)):
-            if getattr(s, key) and symbol is None:
-                raise DataError(
-                    f"data.{key} is true, but the tokenizer has no {key} symbol; set "
-                    f"data.{key}=false"
-                )
+        self._check_symbols()
+        self.index = self._shingles()
         chunks = []
         for name, spool in self.spools.items():
             chunks += [(name, number) for number in range(spool.n_chunks)]
-        index = None
-        # Task items differ by construction, and their context is not validation text.
-        if s.duplicate_threshold <= 1 and not isinstance(s.source, TaskSource):
-            sets = []
-            for spool in self.spools.values():
-                sets += [shingles(text) for text in spool.texts(valid=True)]
-            index = ShingleIndex(sets)
-        missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
-        encoder = ChunkEncoder(self.folder, s, self.tokenizer, self.spools, index)
-        encoder.run_all(missing, workers, self.console)
-        return self._finish(chunks, index, training)
+        self._encode(chunks, workers)
+        return self._finish(chunks, training)
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings
@@ -271,15 +255,86 @@ class _Preparation:
                     used += size
                     yield piece
 
-    def _finish(
+    def _check_symbols(self) -> None:
+        for key, symbol in (("bos", self.tokenizer.bos_id), ("eos", self.tokenizer.eos_id)):
+            if getattr(self.settings, key) and symbol is None:
+                raise DataError(
+                    f"data.{key} is true, but the tokenizer has no {key} symbol; set "
+                    f"data.{key}=false"
+                )
+
+    def _shingles(self) -> ShingleIndex | None:
+        """The shingles of validation text; None: keep near-duplicates."""
+        # Task items differ by construction, and their context is not validation text.
+        if self.settings.duplicate_threshold > 1 or isinstance(self.settings.source, TaskSource):
+            return None
+        texts = (text for spool in self.spools.values() for text in spool.texts(valid=True))
+        return ShingleIndex([shingles(text) for text in texts])
+
+    def _result_path(self, chunk: Chunk) -> Path:
+        return self.work / "done" / f"{chunk[0]}-{chunk[1]:05d}.json"
+
+    def _encode(self, chunks: list[Chunk], workers: int | None) -> None:
+        """Write the shards of the chunks that are not done. Threads run in parallel, because
+        tokenizing, hashing and decompression release Python's global lock; the shards do not depend
+        on their number."""
+        missing = [chunk for chunk in chunks if not self._result_path(chunk).is_file()]
+        workers = min(workers or available_cores(), max(1, len(missing)))
+        bar = self.console.bar("tokenizing", len(missing), unit="shards")
+        with bar as progress, ThreadPoolExecutor(workers) as pool:
+            try:
+                for _ in pool.map(self._encode_chunk, missing):
+                    progress.advance()
+            # after an error or an interrupt, end the other threads at their next document
+            finally:
+                self.is_stopped = True
+
+    def _encode_chunk(self, chunk: Chunk) -> None:
+        """Write the shards of one chunk. The result file is written last and marks the chunk as
+        done."""
+        name, number = chunk
+        spool = self.spools[name]
+        table = read_chunk(spool.folder, number)
+        valid = spool.valid_in(number)
+        dtype = token_dtype(self.tokenizer.vocab_size)
+        result = {"shards": {}, "lossy": 0, "copies": 0, "copied_bytes": 0, "hits": []}
+        for split, mask in (("train", ~valid), ("valid", valid)):
+            # An empty shard would overwrite that of the same number from the other spool.
+            if mask.any():
+                index = self.index if split == "train" else None
+                documents = self._encoded(table.filter(mask), index, result)
+                shard = write_shard(self.folder / split, f"{number:05d}", dtype, documents)
+                result["shards"][split] = shard
+        write_json(self._result_path(chunk), result)
+
+    def _encoded(
         self,
-        chunks: list[Chunk],
+        table: pyarrow.Table,
         index: ShingleIndex | None,
-        training: dict[str, Any],
-    ) -> dict[str, Any]:
+        result: dict[str, Any],
+    ) -> Iterator[EncodedDocument]:
+        begin = [self.tokenizer.bos_id] * self.settings.bos
+        end = [self.tokenizer.eos_id] * self.settings.eos
+        for row in table.to_pylist():
+            if self.is_stopped:
+                raise InterruptedError("another chunk failed")
+            text = row["text"]
+            if index is not None:
+                match = index.match(text)
+                if max(match.own, match.theirs) >= self.settings.duplicate_threshold:
+                    result["copies"] += 1
+                    result["copied_bytes"] += row["bytes"]
+                    continue
+                result["hits"] += match.hits.tolist()
+            ids = self.tokenizer.encode(text)
+            result["lossy"] += not lossless(self.tokenizer, ids, text)
+            stored = np.array([*begin, *ids, *end])
+            yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
+
+    def _finish(self, chunks: list[Chunk], training: dict[str, Any]) -> dict[str, Any]:
         """Write the manifests and prepared.json. Returns the summary."""
         s = self.settings
-        results = [read_json(result_path(self.folder, chunk)) for chunk in chunks]
+        results = [read_json(self._result_path(chunk)) for chunk in chunks]
         for split, source in (("train", s.source), ("valid", s.valid_source or s.source)):
             write_manifest(
                 self.folder / split,
@@ -310,27 +365,25 @@ class _Preparation:
             "examples": examples,
             "bytes_read": int(text.bytes.sum()),
             "lossy_documents": sum(result["lossy"] for result in results),
-            "near_duplicates": self._duplicates(index, results),
+            "near_duplicates": self._duplicates(results),
         }
         write_json(self.folder / "prepared.json", {"settings": s.model_dump(), "summary": summary})
         return summary
 
-    def _duplicates(
-        self,
-        index: ShingleIndex | None,
-        results: list[dict[str, Any]],
-    ) -> dict[str, Any]:
+    def _duplicates(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         """Statistics of the excluded copies, and the fraction of validation shingles left in
         training."""
-        if index is None:
+        if self.index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = 0
-        for spool in self.spools.values():
-            candidates += int(spool.bytes[~spool.valid].sum())
+        candidates = sum(int(spool.bytes[~spool.valid].sum()) for spool in self.spools.values())
         copied = sum(result["copied_bytes"] for result in results)
         remaining = set().union(*(result["hits"] for result in results))
         return {
             "documents": sum(result["copies"] for result in results),
             "share_of_bytes": copied / max(candidates, 1),
-            "shingles_remaining": len(remaining) / max(len(np.unique(index.hashes)), 1),
+            "shingles_remaining": len(remaining) / max(len(np.unique(self.index.hashes)), 1),
         }
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

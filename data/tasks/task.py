@@ -2,15 +2,17 @@
 numbers."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 
 from data.sampling.random_draws import NamedDraws
 from data.tokenizers import Tokenizer
 from errors import DataError
-from settings.fields import StrictSettings, setting
+from settings.fields import StrictSettings
 
 CACHED = 100_000  # encodings kept
 NO_TEXT = np.zeros(0, dtype=np.int64)
@@ -18,52 +20,69 @@ NO_TEXT = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class TaskItem:
-    """One question with its context, as tokens, without BOS.
+    """A question, or several, with their answers as tokens, without BOS.
 
     Attributes:
-        prompt: the context and the question.
-        answer: the correct continuation.
-        others: wrong continuations with the same number of tokens. If the task hides facts, most of
-            them occur in the context as other facts; otherwise they are variations of the correct
-            answer. A training item may have fewer than the task's setting.
+        tokens: everything.
+        is_answer: of each token, whether the model has to predict it.
+        positions: of each token, from 0 on; None: 0, 1, 2, ...
+        others: wrong continuations of the prompt, as long as the answer; none for tasks on symbols.
+            If the task hides facts, most of them occur in the context as other facts; otherwise
+            they are variations of the correct answer. A training item may have fewer than the
+            task's setting.
         depth: relative position of the answer in the context, 0 at the start and 1 at the end.
         distance: tokens from the first token of the answer in the context to the end of the prompt.
     """
 
-    prompt: list[int]
-    answer: list[int]
-    others: list[list[int]]
-    depth: float
-    distance: int
+    tokens: list[int]
+    is_answer: list[bool]
+    positions: list[int] | None = None
+    others: list[list[int]] = field(default_factory=list)
+    depth: float = 0.0
+    distance: int = 0
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens before the first answer."""
+        return self.tokens[: self.is_answer.index(True)]
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens from the first answer on."""
+        return self.tokens[self.is_answer.index(True) :]
+
+
+def answer_mask(prompt: Sequence, answer: Sequence) -> list[bool]:
+    """`is_answer` of an item with one answer, at its end."""
+    return [False] * len(prompt) + [True] * len(answer)
 
 
 class Task(StrictSettings):
     """Base class of tasks: their settings, and the items made from them."""
 
+    key: ClassVar[str]  # the beginning of the key of all random draws
+
     name: str
-    queries: int = setting(
-        1,
-        "maximum number of questions per training item; evaluation asks one, as "
-        "earlier ones could contain its answer",
-        ge=1,
-    )
+
+    def scored(self) -> "Task":
+        """The task whose items are evaluated."""
+        return self
 
     @abstractmethod
     def make(self, request: "TaskRequest") -> TaskItem:
         """Make the requested item."""
 
 
-class TaskContext:
-    """A task, the tokenizer of its items, and the seed. `purpose` ("training", "evaluation") is
-    part of every random key, so training and evaluation items differ. Evaluation items have one
-    question.
+class TaskItems:
+    """The items of a task, encoded by a tokenizer. `purpose` ("training", "validation",
+    "evaluation") and `seed` are part of every random key, so training and evaluation items differ.
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
-        self.is_scored = purpose == "evaluation"
-        self.task = task.model_copy(update={"queries": 1}) if self.is_scored else task
+        self.task = task.scored() if purpose == "evaluation" else task
+        self.tokenizer = tokenizer
         self.purpose = purpose
-        self.seed = seed
+        self.key = (task.key, purpose, seed, task.name)
         # Text can be split where a token begins with white space: the rest is then encoded as it
         # would be alone.
         self.may_cut = np.array([piece[:1].isspace() for piece in tokenizer.pieces])
@@ -76,16 +95,16 @@ class TaskContext:
         depth: float = 0.0,
         haystack: np.ndarray = NO_TEXT,
     ) -> TaskItem:
-        """Generate item `index` with at most `length` tokens (exactly `length` if it has a
-        haystack).
+        """Generate item `index`.
 
-        The same index at another length is the same question in a longer or shorter context. For
-        tasks without a haystack, where the length is the difficulty, the longer item extends the
-        shorter one.
+        In text, the same index at another length is the same question in a longer or shorter
+        context. For tasks without a haystack, where the length is the difficulty, the longer item
+        extends the shorter one.
 
         Args:
             index: index of the item.
-            length: tokens of prompt and answer together, without BOS.
+            length: in text, tokens of prompt and answer together, without BOS: exactly so many with
+                a haystack, else at most. On symbols, the length of the problem.
             depth: position of the answer, 0 (far from the question) to 1 (just before it).
             haystack: at least `length` tokens of text, for tasks that use a haystack.
 
@@ -98,11 +117,11 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The parameters of one item; see `TaskContext.item`. The required number of haystack tokens is
+    """The parameters of one item; see `TaskItems.item`. The required number of haystack tokens is
     taken from the end, so a longer item extends towards the start.
     """
 
-    context: TaskContext
+    items: TaskItems
     index: int
     length: int
     depth: float
@@ -110,8 +129,10 @@ class TaskRequest:
 
     @cached_property
     def draws(self) -> NamedDraws:
-        c = self.context
-        return NamedDraws("task", c.purpose, c.seed, c.task.name, self.index)
+        return NamedDraws(*self.items.key, self.index)
+
+    def encode(self, text: str) -> list[int]:
+        return self.items.encode(text)
 
     def numbers(self, digits: int, least: int, used: int | None = None) -> list[str]:
         """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of
@@ -119,7 +140,8 @@ class TaskRequest:
         facts of the item; the others are wrong answers, of which a training item, whose answers are
         not compared, may have fewer.
         """
-        needed = least if used is None or self.context.is_scored else used
+        is_compared = self.items.purpose == "evaluation"
+        needed = least if used is None or is_compared else used
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
         drawn = self.draws.distinct("values", min(room, 2 * least + 4), room)
@@ -139,18 +161,3 @@ class TaskRequest:
                 "per answer"
             )
         return kept
-
-    def encode(self, text: str) -> list[int]:
-        return self.context.encode(text)
-
-    def earlier_questions(self, count: int) -> list[int]:
-        """Which of `count` questions are asked, with their answers, before the last one."""
-        asked = self.draws.one("asked", self.context.task.queries)
-        return self.draws.below("earlier", asked, count)
-
-    def too_short(self, least: int) -> DataError:
-        return DataError(
-            f"an item of {self.length} tokens is too short for the task {self.context.task.name}: "
-            f"with this tokenizer it needs at least {least}; increase the length or make the task "
-            "smaller"
-        )
