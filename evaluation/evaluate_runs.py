@@ -12,12 +12,12 @@ from data.files import write_text
 from data.generated import generated
 from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
-from evaluation.diagnostics.attention import AttentionSession
+from evaluation.diagnostics.attention import AttentionMeasurement
 from evaluation.diagnostics.diagnostic_settings import (
     AttentionDiagnosticSettings,
     GenerationDiagnosticSettings,
 )
-from evaluation.diagnostics.generation import GenerationSession
+from evaluation.diagnostics.generation import GenerationMeasurement
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import (
     ContaminationSettings,
@@ -31,7 +31,7 @@ from evaluation.reports.loss_report import loss_report
 from evaluation.reports.report import EvaluationReport
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
-from evaluation.scoring.cells import CellSession
+from evaluation.scoring.cells import Measurement
 from evaluation.scoring.methods import (
     TRAINED,
     TRUNCATE,
@@ -39,11 +39,11 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
-from evaluation.scoring.text_loss import LossSession
+from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.scoring.windows import choose_targets
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
-from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.task_session import TaskMeasurement
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.console import Console
 from run_directory.run_names import names_of
@@ -91,7 +91,7 @@ class Evaluation:
             )
         return kept
 
-    def measure(self, session: CellSession) -> Any:
+    def measure(self, session: Measurement) -> Any:
         """The result of a session; None for a dry run, and in processes other than the first."""
         if self.dry_run:
             session.forecast()
@@ -200,7 +200,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
             more, left_out = compatible_methods(run.model.trained_length, offered)
             labels = [method.label for method in methods]
             methods += [method for method in more if method.label not in labels]
-        session = LossSession(
+        session = LossMeasurement(
             settings,
             run.model,
             chosen,
@@ -209,7 +209,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
             console=evaluation.console,
             ranks=evaluation.ranks,
         )
-        session.result.left_out = left_out
+        session.left_out = left_out
         results.append(evaluation.measure(session))
     if None in results:
         return None
@@ -270,7 +270,7 @@ def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
     settings = evaluation.settings
     (run,) = evaluation.runs
     drawn, facts = draw_items(settings, run)
-    session = TaskSession(
+    session = TaskMeasurement(
         settings,
         run.model,
         drawn,
@@ -337,8 +337,8 @@ def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
 
 
 DIAGNOSTICS: dict[type[MeasurementSettings], tuple[Callable, Callable]] = {  # session, report
-    AttentionDiagnosticSettings: (AttentionSession, attention_report),
-    GenerationDiagnosticSettings: (GenerationSession, generation_report),
+    AttentionDiagnosticSettings: (AttentionMeasurement, attention_report),
+    GenerationDiagnosticSettings: (GenerationMeasurement, generation_report),
 }
 KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport | None]] = {
     EvaluationSettings: evaluate_loss,

@@ -32,9 +32,9 @@ import torch
 from matplotlib.figure import Figure
 
 from evaluation.diagnostics import attention_weights, generation
-from evaluation.diagnostics.attention import AttentionResult
-from evaluation.diagnostics.diagnostic_session import DiagnosticResult
-from evaluation.diagnostics.generation import REAL, GenerationResult
+from evaluation.diagnostics.attention import AttentionMeasurement
+from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
+from evaluation.diagnostics.generation import REAL, GenerationMeasurement
 from evaluation.reports.document import ReportTable, counted
 from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.loss_report import positions, tokens_seen
@@ -72,7 +72,7 @@ MEAN = "mean"
 UNIFORM = "uniform attention"
 
 
-def record_of(result: DiagnosticResult, **record) -> dict:
+def record_of(result: DiagnosticMeasurement, **record) -> dict:
     """The content of results.json."""
     common = {
         **basis(result),
@@ -133,7 +133,7 @@ def stem_of(stem: str, name: str) -> str:
 # Attention.
 
 
-def attention_report(result: AttentionResult, name: str = "attention") -> EvaluationReport:
+def attention_report(result: AttentionMeasurement, name: str = "attention") -> EvaluationReport:
     record = record_of(
         result,
         kind="attention",
@@ -175,7 +175,7 @@ def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
             yield {"layer": layer, "head": head}, of_layer[:, :, head : head + 1]
 
 
-def measure_cells(result: AttentionResult) -> Iterator[dict]:
+def measure_cells(result: AttentionMeasurement) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
     for (method, length), sample in result.seen.items():
         for measure in attention_weights.MEASURES:
@@ -190,7 +190,7 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
                     yield cell
 
 
-def distance_cells(result: AttentionResult) -> Iterator[dict]:
+def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
     for (method, length), sample in result.seen.items():
         masses = places(sample["by_distance"])
@@ -306,7 +306,7 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
 # Generated text.
 
 
-def generation_report(result: GenerationResult, name: str = "generation") -> EvaluationReport:
+def generation_report(result: GenerationMeasurement, name: str = "generation") -> EvaluationReport:
     record = record_of(
         result,
         kind="generation",
@@ -317,7 +317,7 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
         cells=list(generation_cells(result)),
         samples=[
             {"method": method, "source": source, "text": text}
-            for (method, source), text in result.text.items()
+            for (method, source), text in result.texts.items()
         ],
     )
     details = [
@@ -339,10 +339,10 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
     )
 
 
-def generation_cells(result: GenerationResult) -> Iterator[dict]:
+def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
     buckets = list(pairwise(result.edges))
-    for (method, source), by_measure in result.values.items():
+    for (method, source), by_measure in result.by_source.items():
         for measure, by_bucket in by_measure.items():  # (P, buckets)
             for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
                 rows = int(np.isfinite(values).sum())

@@ -43,7 +43,7 @@ from evaluation.reports.report import (
 )
 from evaluation.results_table import ResultRow, number, results_table, select_one
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.scoring.text_loss import LossResult
+from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.statistics.intervals import unit_means
 from evaluation.statistics.loss_table import (
     INCONCLUSIVE,
@@ -447,7 +447,7 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
 
 
 def loss_report(
-    runs: Mapping[str, LossResult], name: str = "loss", facts: Mapping | None = None
+    runs: Mapping[str, LossMeasurement], name: str = "loss", facts: Mapping | None = None
 ) -> EvaluationReport:
     """Of one run under its methods, or of several runs on the same targets, by name.
 
@@ -538,7 +538,7 @@ def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
     return r.value("nll", name, r.lengths[-1]) or math.inf
 
 
-def reference(result: LossResult, r: LossResults) -> list[str]:
+def reference(result: LossMeasurement, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
     trained = r.value("perplexity", name_of(TRAINED), r.trained_length)
@@ -554,7 +554,7 @@ def reference(result: LossResult, r: LossResults) -> list[str]:
     return lines
 
 
-def record_of(result: LossResult, analysis: Analysis) -> dict:
+def record_of(result: LossMeasurement, analysis: Analysis) -> dict:
     """The content of results.json of one run."""
     ids, counts = np.unique(result.unit, return_counts=True)
 
@@ -634,7 +634,7 @@ def read_gain_rows(record: dict) -> Iterator[ResultRow]:
                 yield row._replace(note=note, units=len(cell["units"]), **place)
 
 
-def comparison_record(runs: Mapping[str, LossResult], analysis: Analysis) -> dict:
+def comparison_record(runs: Mapping[str, LossMeasurement], analysis: Analysis) -> dict:
     """The content of results.json of several runs."""
     first, *_ = runs.values()
     return {

@@ -29,7 +29,7 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import save
 from evaluation.results_table import ResultRow, number, results_table, select, select_one
-from evaluation.scoring.cells import MeasuredCells
+from evaluation.scoring.cells import Measurement
 from evaluation.scoring.methods import name_of
 
 NAMED = 6  # variants of one outcome that a sentence names
@@ -299,7 +299,7 @@ def write_pages(
 def caveats(
     units: int,
     unit_kind: str,
-    runs: Mapping[str, MeasuredCells],
+    runs: Mapping[str, Measurement],
     notes: Sequence[str] = (),
 ) -> list[str]:
     """Sentences; `runs`: the results by name, '' for a single one."""
@@ -330,7 +330,7 @@ def caveats(
     return lines + list(dict.fromkeys(remarks))
 
 
-def basis(result: MeasuredCells) -> dict:
+def basis(result: Measurement) -> dict:
     """The settings, methods and hashes that the numbers of a `result` depend on, and the cells
     without numbers."""
     facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
@@ -360,7 +360,7 @@ def basis(result: MeasuredCells) -> dict:
 
 
 def report_of(
-    result: MeasuredCells,
+    result: Measurement,
     record: dict,
     name: str,
     title: str,

@@ -44,7 +44,7 @@ from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import unit_counts
 from evaluation.tasks.task_analysis import ABOVE_CHANCE, analyse_tasks
-from evaluation.tasks.task_session import TaskResult
+from evaluation.tasks.task_session import TaskMeasurement
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 
@@ -70,7 +70,7 @@ METRICS: Columns = {
 }
 
 
-def task_report(result: TaskResult, name: str = "task") -> EvaluationReport:
+def task_report(result: TaskMeasurement, name: str = "task") -> EvaluationReport:
     record = task_record(result)
     count = record["items"]
     kind = record["unit"]
@@ -111,7 +111,7 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
     return figures
 
 
-def task_record(result: TaskResult) -> dict:
+def task_record(result: TaskMeasurement) -> dict:
     """The content of results.json."""
     drawn = result.drawn
     record = {

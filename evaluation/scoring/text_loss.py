@@ -1,23 +1,21 @@
 """Loss of text of one checkpoint under every method at every length, on the same targets."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.contamination.screening import Screening
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.fixed_targets import measure_windows
 from evaluation.ranks import EvaluationRanks, lost_process
 from evaluation.scoring.cells import (
     Advance,
-    CellSession,
     CellStore,
     EvaluationCell,
-    MeasuredCells,
+    Measurement,
 )
 from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
 from evaluation.scoring.repetition import ControlText
@@ -43,49 +41,28 @@ CONTROL = "control"  # role of a cell of repeated text whose earlier occurrence 
 Losses = dict[CellPlace, np.ndarray]
 
 
-@dataclass(kw_only=True)
-class LossResult(MeasuredCells):
-    """Everything measured. `nll[method, length]` is per-target, in the order of `document` (n,):
-    the plan's targets in their order, without those that `screening` drops."""
-
-    settings: EvaluationSettings
-    plan: EvaluationPlan
-    screening: Screening
-    unit_kind: str
-    unit_names: list[str]  # of the ids in `unit` and `units`
-    units: np.ndarray  # of every document of the corpus
-    document: np.ndarray
-    unit: np.ndarray
-    unigram: np.ndarray | None = None
-    n_bytes: int | None = None
-    nll: Losses = field(default_factory=dict)
-    truncated: np.ndarray | None = None  # context truncated to L0: the baseline of every net gain
-    # of the plan's repeated targets, and after their earlier occurrence was replaced
-    repeated: Losses = field(default_factory=dict)
-    control: Losses = field(default_factory=dict)
-    # built-in methods that do not apply, and why
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def truncated_nll(self) -> float | None:
-        """Mean over the targets, as of `unigram_nll`; None if it is not known."""
-        return None if self.truncated is None else float(self.truncated.mean())
-
-    @property
-    def unigram_nll(self) -> float | None:
-        return None if self.unigram is None else float(self.unigram.mean())
-
-
-class LossSession(CellSession):
-    """The targets and the cells of one evaluation of loss. Raises EvaluationError for invalid
-    settings.
+class LossMeasurement(Measurement):
+    """The targets of one run, and their loss under every method at every length. Raises
+    EvaluationError for invalid settings.
 
     An interrupted `run` keeps every finished cell and the finished part of the current one. With
     several `ranks` all of them must call it; each measures its share and all return the same
-    result.
+    numbers.
+
+    Attributes:
+        nll: by (method, length), of every target (n,): those of `plan` in their order, without
+            those that `screening` drops.
+        document, unit: of every target (n,); `units` are those of all documents of the corpus, and
+            `unit_names` their names.
+        truncated: NLL with the context truncated to L0: the baseline of every net gain.
+        unigram: NLL of a unigram model.
+        n_bytes: of the targets' text.
+        repeated, control: as `nll`, of the plan's repeated targets, and after their earlier
+            occurrence was replaced.
+        left_out: built-in methods that do not apply, and why.
     """
 
-    result: LossResult
+    settings: EvaluationSettings
     store: CellStore
 
     def __init__(
@@ -101,38 +78,48 @@ class LossSession(CellSession):
         self.targets = targets
         self.text = targets.text
         self.plan = targets.plan
-        if self.plan.repeats is not None:
-            self.control = ControlText(self.text, self.plan.repeats)
-        units, unit_names, unit_kind = self.text.units()
-        document, _ = targets_of(self.plan.truncated)
-        document = document[targets.screening.kept]
+        self.screening = targets.screening
         store = targets.stores.read
-        result = LossResult(
-            settings=settings,
-            subject=subject,
-            plan=self.plan,
+        super().__init__(
+            settings,
+            subject,
+            methods,
+            {length: length for length in self.plan.lengths},
             facts={
                 "corpus_hash": store.hash,
                 "tokenizer_hash": targets.tokenizer.hash,
                 "documents_in_corpus": store.n_documents,
             },
-            methods=methods,
-            unit_kind=unit_kind,
-            unit_names=unit_names,
-            units=units,
-            document=document,
-            unit=units[document],
-            screening=targets.screening,
+            cells=cells,
+            console=console,
+            ranks=ranks,
         )
-        lengths = {length: length for length in self.plan.lengths}
-        super().__init__(result, lengths, cells, console, ranks)
-        notes = [targets.screening.unchecked, _sinks(result)]
-        result.notes = list(filter(None, notes))
-        self.title = f"{len(targets.screening.kept):,} targets"
+        document, _ = targets_of(self.plan.truncated)
+        self.document = document[self.screening.kept]
+        self.units, self.unit_names, self.unit_kind = self.text.units()
+        self.unit = self.units[self.document]
+        self.nll: Losses = {}
+        self.repeated: Losses = {}
+        self.control: Losses = {}
+        self.truncated: np.ndarray | None = None
+        self.unigram: np.ndarray | None = None
+        self.n_bytes: int | None = None
+        self.left_out: dict[str, str] = {}
+        self.notes = list(filter(None, [self.screening.unchecked, self._sinks()]))
+        self.title = f"{len(self.screening.kept):,} targets"
         # by role of a cell: its losses by (method, length)
         self.kept: dict[str, Losses] = defaultdict(dict)
         if self.plan.note:
             self.warn(self.plan.note)
+
+    @property
+    def truncated_nll(self) -> float | None:
+        """Mean over the targets, as of `unigram_nll`; None if it is not known."""
+        return None if self.truncated is None else float(self.truncated.mean())
+
+    @property
+    def unigram_nll(self) -> float | None:
+        return None if self.unigram is None else float(self.unigram.mean())
 
     def cells(self) -> list[EvaluationCell]:
         out = []
@@ -201,7 +188,7 @@ class LossSession(CellSession):
         if known is None:
             known = np.full(cell.windows[:, 3].sum(), np.nan)
         nll = known.copy()
-        text = self.control if cell.role == CONTROL else self.text
+        text = self.text if cell.role != CONTROL else ControlText(self.text, self.plan.repeats)
         scorer = ModelScorer(
             model,
             device=self.device,
@@ -251,13 +238,12 @@ class LossSession(CellSession):
         self.kept[cell.role][cell.where] = values
         if cell.role != SAMPLE:
             name = TRUNCATED if cell.role == TRUNCATED else cell.label
-            self.result.files[f"{name}@{cell.length}"] = cell.file
+            self.files[f"{name}@{cell.length}"] = cell.file
 
-    def run(self) -> LossResult:
+    def run(self) -> Self:
         """Measure; drop the screened targets, add the precision of bfloat16, the truncation and the
         unigram baseline."""
         super().run()
-        result = self.result
         plan = self.plan
         tokenizer = self.targets.tokenizer
         for where, exact in self.kept[SAMPLE].items():
@@ -266,40 +252,39 @@ class LossSession(CellSession):
                 of_window = np.repeat(np.arange(len(windows)), windows[:, 3])
                 here = np.isin(of_window, spread(len(windows), PRECISION_SAMPLE))
                 difference = self.kept[""][where][here] - exact
-                result.precision[where] = float(difference.mean())
-        kept = result.screening.kept
-        result.nll = {where: nll[kept] for where, nll in self.kept[""].items()}
+                self.precision[where] = float(difference.mean())
+        kept = self.screening.kept
+        self.nll = {where: nll[kept] for where, nll in self.kept[""].items()}
         for truncated in self.kept[TRUNCATED].values():
-            result.truncated = truncated[kept]
+            self.truncated = truncated[kept]
         self._add_repeated()
         if plan.span_bytes is None:
             spans = plan.truncated.tolist()
             ids = [self.text.slice(document, end - k, end) for document, end, _, k in spans]
             ids = np.concatenate(ids)[kept]
             _, index = targets_of(plan.truncated)
-            result.n_bytes = raw_bytes(ids, result.document, index[kept], self.text, tokenizer)
+            self.n_bytes = raw_bytes(ids, self.document, index[kept], self.text, tokenizer)
             if (train := self.targets.stores.train) is not None:
-                result.unigram = unigram_nll(train, ids, tokenizer.vocab_size)
+                self.unigram = unigram_nll(train, ids, tokenizer.vocab_size)
         else:
-            result.nll = {where: per_byte(nll, plan) for where, nll in result.nll.items()}
-            result.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
-            result.unit = result.units[result.document]
-            result.n_bytes = len(result.document)
-        baseline = result.nll.get((TRAINED, self.subject.trained_length))
+            self.nll = {where: per_byte(nll, plan) for where, nll in self.nll.items()}
+            self.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
+            self.unit = self.units[self.document]
+            self.n_bytes = len(self.document)
+        baseline = self.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
-            result.truncated = baseline
-            self._add_truncated(result.nll)
-        return result
+            self.truncated = baseline
+            self._add_truncated(self.nll)
+        return self
 
     def _add_truncated(self, losses: Losses) -> None:
         """Add `truncate`, whose losses are those as trained at the trained length."""
         baseline = losses.get((TRAINED, self.subject.trained_length))
-        if baseline is not None and any(method.truncates for method in self.result.methods):
+        if baseline is not None and any(method.truncates for method in self.methods):
             losses |= {(TRUNCATE, length): baseline for length in self.plan.lengths}
 
     def _add_repeated(self) -> None:
         """Losses of repeated text. Windows without a replaced token are their own control."""
-        result = self.result
         repeats = self.plan.repeats
         for where, nll in self.kept[REPEATED].items():
             changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
@@ -308,33 +293,32 @@ class LossSession(CellSession):
                 if where not in self.kept[CONTROL]:
                     continue  # it has failed
                 control[changed] = self.kept[CONTROL][where]
-            result.repeated[where] = nll
-            result.control[where] = control
-        self._add_truncated(result.repeated)
-        self._add_truncated(result.control)
+            self.repeated[where] = nll
+            self.control[where] = control
+        self._add_truncated(self.repeated)
+        self._add_truncated(self.control)
 
+    def _sinks(self) -> str:
+        """A note for methods that keep the first tokens of windows, which start anywhere in a
+        document.
 
-def _sinks(result: LossResult) -> str:
-    """A note for methods that keep the first tokens of windows, which start anywhere in a document.
-
-    Raises EvaluationError if the model was trained with BOS there.
-    """
-    subject = result.subject
-    trained = subject.position(())
-    with_sinks = [label for label, scheme in result.schemes.items() if new_sinks(scheme, trained)]
-    if not with_sinks or result.settings.bos == "every-window":
-        return ""
-    names = ", ".join(with_sinks)
-    if subject.bos_first:
-        raise EvaluationError(
-            f"{names}: the first tokens of a window are kept as sinks. {subject.bos_first}, but "
-            "windows inside a document start with any token: set bos=every-window, or remove "
-            "these methods"
+        Raises EvaluationError if the model was trained with BOS there.
+        """
+        trained = self.subject.position(())
+        with_sinks = [label for label, scheme in self.schemes.items() if new_sinks(scheme, trained)]
+        if not with_sinks or self.settings.bos == "every-window":
+            return ""
+        names = ", ".join(with_sinks)
+        if self.subject.bos_first:
+            raise EvaluationError(
+                f"{names}: the first tokens of a window are kept as sinks. "
+                f"{self.subject.bos_first}, but windows inside a document start with any token: "
+                "set bos=every-window, or remove these methods"
+            )
+        return (
+            f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
+            "start of a training window; bos=every-window puts BOS first."
         )
-    return (
-        f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
-        "start of a training window; bos=every-window puts BOS first."
-    )
 
 
 def spread(n: int, count: int) -> np.ndarray:

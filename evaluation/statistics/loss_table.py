@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from errors import EvaluationError
 from evaluation.results_table import ResultRow, results_table, row_of
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.scoring.text_loss import LossResult
+from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.statistics.intervals import (
     MeanInterval,
     interval,
@@ -249,7 +249,7 @@ class Analysis:
     notes: Sequence[str] = ()
 
 
-def analyze(runs: Mapping[str, LossResult]) -> Analysis:
+def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
     """All numbers of a run under its methods, with verdicts; or of several runs, by name, with
     differences from the first one as trained, paired by target. Verdicts and differences have
     intervals that are simultaneous over all of them.
@@ -326,7 +326,7 @@ def analyze(runs: Mapping[str, LossResult]) -> Analysis:
     return analysis
 
 
-def losses_of(result: LossResult, label: str) -> VariantLosses:
+def losses_of(result: LossMeasurement, label: str) -> VariantLosses:
     """The losses of a checkpoint under one method."""
     nll = {}
     more: dict[int, dict[str, float]] = {}
@@ -358,7 +358,7 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
     return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
 
 
-def _judged_methods(result: LossResult) -> tuple[list[str], list[str]]:
+def _judged_methods(result: LossMeasurement) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
     allowed = PRECISION * result.settings.tolerance
     worst: dict[str, float] = {}
@@ -375,7 +375,7 @@ def _judged_methods(result: LossResult) -> tuple[list[str], list[str]]:
     return ([] if TRAINED in bad else [label for label in labels if label not in bad]), notes
 
 
-def describe_scheme(result: LossResult, label: str, length: int) -> str:
+def describe_scheme(result: LossMeasurement, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn factor 4 (auto)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
@@ -389,7 +389,7 @@ def describe_scheme(result: LossResult, label: str, length: int) -> str:
     return " | ".join(parts) + tail
 
 
-def by_position(result: LossResult) -> dict[str, list[dict]]:
+def by_position(result: LossMeasurement) -> dict[str, list[dict]]:
     """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
     to the last position; gain over truncation paired per bucket. Empty for other protocols, and
     where the baseline has failed."""
@@ -416,7 +416,7 @@ def by_position(result: LossResult) -> dict[str, list[dict]]:
     return buckets
 
 
-def read_gains(result: LossResult) -> Iterator[dict]:
+def read_gains(result: LossMeasurement) -> Iterator[dict]:
     """The cell of results.json for each method, length and octave of distances, from [2^k,
     2^(k+1)); intervals over units, paired by target.
 

@@ -7,7 +7,7 @@ from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.methods import resolve_methods
-from evaluation.scoring.text_loss import LossSession
+from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import MemoryStore
@@ -115,7 +115,9 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
         scorer = lambda windows, keep, cost=cost: cost[windows[:, -keep:]]  # noqa: E731
         monkeypatch.setattr(SCORER, lambda *_, scorer=scorer, **__: scorer)
         methods = resolve_methods(["trained", "truncate"], 16)
-        result = LossSession(settings, subject, run, methods, tmp_path / run.tokenizer.hash).run()
+        result = LossMeasurement(
+            settings, subject, run, methods, tmp_path / run.tokenizer.hash
+        ).run()
         assert set(result.nll) == {(m, n) for m in ("trained", "truncate") for n in LENGTHS}
         for nll in result.nll.values():
             assert len(nll) == result.n_bytes == run.plan.span_bytes.sum()
