@@ -31,7 +31,7 @@ from dataclasses import asdict
 
 import torch
 
-from data.generated import generated
+from data.task_data import generated
 from errors import printable
 from generation.prompts import read_prompts
 from generation.samples import generate_samples, make_samples

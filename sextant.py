@@ -98,7 +98,7 @@ def generate(
     `temperature` = 0 is greedy.  The text of a sample depends on its prompt and seed only.
     """
     _require_clone()
-    from data.generated import generated
+    from data.task_data import generated
     from generation.samples import generate_samples, make_samples
     from generation.sampling import SamplingParams
 

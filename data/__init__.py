@@ -1,7 +1,6 @@
 """From text to batches: sources, tokenizers, token shards and the data order of training."""
 
 from data.data_settings import DataSettings
-from data.generated import GeneratedData
 from data.prepared import (
     PreparedData,
     RunData,
@@ -12,6 +11,7 @@ from data.prepared import (
     prepared_folder,
 )
 from data.store import TokenStore
+from data.task_data import GeneratedData
 from data.tokenizers import (
     ByteTokenizer,
     HuggingFaceTokenizer,

@@ -19,7 +19,6 @@ from filelock import FileLock, Timeout
 
 from errors import DataError, TrainingError
 
-BLOCK = 1 << 20
 LONGEST_NAME = 200  # bytes of a file name, so that the name of a draft fits into 255
 
 
@@ -146,18 +145,17 @@ def with_keys(where: object, value: object, needed: Mapping[str, type]) -> dict:
     return value
 
 
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+def sha256_of(content: Path | str | bytes | memoryview) -> str:
+    """sha256, hex, of a file, a text or bytes."""
+    if isinstance(content, Path):
+        with open(content, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def canonical_hash(value: Any) -> str:
     """sha256, hex, of a JSON value. It does not depend on the order of keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_of(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
 
 
 @contextmanager

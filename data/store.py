@@ -6,7 +6,6 @@ index in the source) and `NNNNN.names.json` (names and clusters). The manifest i
 records the size and sha256 of each file.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from functools import cached_property
@@ -175,7 +174,7 @@ class TokenStore:
         name = self._tokens_file(shard)
         facts = self._shards[shard]["files"][name]
         self._check_size(name, facts["bytes"])
-        self._check_hash(name, hashlib.sha256(self._map(shard)).hexdigest(), facts["sha256"])
+        self._check_hash(name, sha256_of(self._map(shard).data), facts["sha256"])
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"

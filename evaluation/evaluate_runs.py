@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_text
-from data.generated import generated
+from data.task_data import generated
 from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
 from evaluation.diagnostics.attention import AttentionMeasurement

@@ -21,7 +21,8 @@ from evaluation.scoring.targets import (
     reaches,
     shorten_lengths,
 )
-from evaluation.tasks.task_scoring import ItemTokens, score_items, symbol_tokens
+from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
+from evaluation.tasks.task_session import score_items
 from model import Transformer
 
 # lengths that fewer reach are left out: they would limit the targets of all lengths
@@ -131,12 +132,11 @@ def monitor_targets(
     answers of `spans` items at positions 0, 1, 2, ..., or those of the task."""
     if not isinstance(data, GeneratedData):
         return text_targets(data.valid, lengths, targets, spans, seed)
-    items = data.items("validation", seed)
     index = np.arange(spans)
-    rows = items.rows(index, items.width)
+    rows = data.items("validation", seed).rows(index, data.longest)
     tokens = symbol_tokens(rows, rows.placed(PLAIN, seed, 0, index))
     return ValidationTargets(
-        lengths=[items.width],
+        lengths=[data.longest],
         hash=canonical_hash([data.valid_hash, spans, seed]),
         documents=spans,
         share=partial(item_nll, tokens),

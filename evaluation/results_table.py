@@ -58,6 +58,19 @@ class ResultRow(NamedTuple):
         return (self.variant, self.metric, self.length, self.where, self.at, self.seed)
 
     @property
+    def inputs(self) -> int:
+        """`length`, of a row that has one."""
+        assert self.length is not None
+        return self.length
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`at` and `until`, of a row that has both."""
+        assert self.at is not None
+        assert self.until is not None
+        return self.at, self.until
+
+    @property
     def negated(self) -> "ResultRow":
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
@@ -97,11 +110,11 @@ def select(
     where: str | None = "",
 ) -> list[ResultRow]:
     """The rows of a metric in their order; None selects every variant, seed or part."""
-    shown = table[table["metric"] == metric]
+    is_shown = table["metric"] == metric
     for column, wanted in (("variant", variant), ("seed", seed), ("where", where)):
         if wanted is not None:
-            shown = shown[shown[column] == wanted]
-    return [ResultRow(*row) for row in shown.itertuples(index=False)]
+            is_shown &= table[column] == wanted
+    return [ResultRow(*row) for row in table.loc[is_shown].itertuples(index=False)]
 
 
 def select_one(

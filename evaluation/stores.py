@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from data import DataError, TokenStore, open_prepared
 from data.sources import open_text
-from data.tasks import HaystackTask, is_for
+from data.tasks import HaystackTask
 from data.tokenizers import saved_settings
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
@@ -134,10 +135,5 @@ def haystacks(
 
         return texts, f"{Path(folder).name}/valid"
     source = open_text(task.haystack, "task.haystack")
-
-    def held_out() -> Iterator[tuple[str, str]]:
-        for document in source.documents():
-            if document.fault is None and is_for(document.name, "evaluation"):
-                yield document.name, document.text
-
+    held_out = partial(source.haystacks, "evaluation")
     return held_out, f"{source.label}, documents held out from training"

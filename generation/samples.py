@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from data.generated import GeneratedData
+from data.task_data import GeneratedData
 from data.tokenizers import Tokenizer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -83,7 +83,7 @@ def make_samples(
 
 
 def given_positions(
-    prompts: Sequence[Sequence[int]], tokens: int, items: GeneratedData | None
+    prompts: Sequence[list[int]], tokens: int, items: GeneratedData | None
 ) -> list[list[int]] | None:
     """The positions of prompts and of `tokens` new tokens that a task gives; None: 0, 1, 2, ..."""
     if items is None or not items.source.task.has_positions:

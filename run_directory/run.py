@@ -31,7 +31,7 @@ import torch
 
 from data import RunData, open_prepared
 from data.files import locked, path_problem, read_object, with_keys, write_json, write_text
-from data.generated import generated
+from data.task_data import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer

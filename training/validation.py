@@ -4,7 +4,7 @@ samples."""
 import time
 from contextlib import nullcontext
 
-from data.generated import generated
+from data.task_data import generated
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState

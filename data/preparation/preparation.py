@@ -23,7 +23,6 @@ import pyarrow
 
 from data.data_settings import DataSettings, TaskSource
 from data.files import locked, read_json, remove_drafts, write_json
-from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.spool import Spool, fill, read_chunk
 from data.preparation.summary import (
@@ -47,6 +46,7 @@ from data.prepared import (
 )
 from data.sources import open_source
 from data.store import EncodedDocument, TokenStore, token_dtype, write_manifest, write_shard
+from data.task_data import generated
 from data.text_settings import FilesSource
 from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
@@ -148,7 +148,7 @@ class _Preparation:
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings
-        sources = {"text": (open_source(s.source, self.place), s.max_bytes)}
+        sources = {"text": (open_source(s.text_source, self.place), s.max_bytes)}
         if s.valid_source is not None:
             sources["held"] = (open_source(s.valid_source, VALID), None)
         spools = {}
@@ -215,6 +215,7 @@ class _Preparation:
         training: dict[str, Any] = {}
         tokenizer = given_tokenizer(settings)
         if tokenizer is None:
+            assert isinstance(settings, SentencePieceSettings | HuggingFaceSettings)
             tokenizer, training = self._train_tokenizer(settings)
         tokenizer.save(place)
         write_json(card, training)

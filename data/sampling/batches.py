@@ -10,9 +10,7 @@ Where a state is carried, windows are not permuted: row r of a batch of B rows r
 parts of the stream, one window after the other, with the documents and orders of the stream.
 """
 
-import hashlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -21,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.sampling.item_rows import SymbolItems
+from data.files import sha256_of
 from data.sampling.positions import (
     IGNORED,
     PACKINGS,
@@ -33,6 +31,7 @@ from data.sampling.positions import (
 from data.sampling.random_draws import permuted
 from data.sampling.segments import MixturePattern, Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
+from data.task_data import SymbolItems
 from errors import DataError
 
 TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
@@ -83,7 +82,7 @@ def make_batch(
         position=torch.tensor(placed.position),
         document=torch.tensor(placed.document),
         layout=placed.layout,
-        position_end=1 + max(0, math.ceil(placed.position.max())),
+        position_end=placed.position_end,
         unit_steps=placed.unit_steps,
         n_targets=n_targets,
         epoch=epoch,
@@ -94,7 +93,7 @@ def make_batch(
 
 def content_hash(inputs: np.ndarray, targets: np.ndarray) -> str:
     """16 hex digits of the tokens and targets of a step."""
-    return hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+    return sha256_of(inputs.tobytes() + targets.tobytes())[:16]
 
 
 def rows_of_rank(batch_size: int, rank: int, world: int) -> slice:
@@ -114,20 +113,13 @@ class TrainingText(NamedTuple):
     label: str = ""
 
 
-class WindowBatch(NamedTuple):
-    """The locations of samples, as arrays (n,) int64."""
-
-    length: int
-    source: np.ndarray  # index of the text
-    epoch: np.ndarray  # of that text
-    start: np.ndarray  # offset of the first input in the token stream of that epoch
-
-
 class _TokenStream:
-    """The documents of one epoch, concatenated. Each shard is verified when it is first read."""
+    """The documents of one epoch of the text `source`, concatenated. Each shard is verified when it
+    is first read."""
 
     def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
         self.store = store
+        self.source = source
         self.epoch = epoch
         key = stream_key(seed, source, epoch, "documents")
         self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
@@ -165,6 +157,13 @@ class _TokenStream:
         mask = np.zeros(n, dtype=bool)
         mask[self.starts[low:high] - start] = True
         return mask
+
+
+class Window(NamedTuple):
+    """The location of a sample: a stream, and the offset of the first input in it."""
+
+    stream: _TokenStream
+    start: int
 
 
 class BatchSampler:
@@ -238,66 +237,63 @@ class BatchSampler:
             passes[text.label] = round(seen / (text.store.n_tokens - 1), 6)
         return passes
 
-    def windows(self, start: int, stop: int) -> Iterator[WindowBatch]:
-        """Yield the samples of steps `start` ... `stop` − 1 in order, one segment at a time."""
-        for part in self.plan.shares(start, stop):
-            sample = np.arange(part.first, part.stop)
-            if self.is_carried:
-                yield self._consecutive(sample, part.length)
-                continue
-            sources = self._pattern.turns(sample)
-            epoch = np.empty_like(sample)
-            begin = np.empty_like(sample)
-            for source in np.unique(sources).tolist():
-                here = sources == source
-                index = self._pattern.before(source, sample[here])
-                epoch[here], begin[here] = self._samplers[source][part.group].locate(index)
-            yield WindowBatch(part.length, sources, epoch, begin)
+    def windows(self, step: int) -> list[Window]:
+        """The samples of a step in order."""
+        (part,) = self.plan.shares(step, step + 1)
+        sample = np.arange(part.first, part.stop)
+        if self.is_carried:
+            return self._consecutive(sample, part.length)
+        source = self._pattern.turns(sample)
+        epoch = np.empty_like(sample)
+        start = np.empty_like(sample)
+        for text in np.unique(source).tolist():
+            here = source == text
+            index = self._pattern.before(text, sample[here])
+            epoch[here], start[here] = self._samplers[text][part.group].locate(index)
+        return self._located(source, epoch, start)
 
-    def _consecutive(self, sample: np.ndarray, length: int) -> WindowBatch:
+    def _consecutive(self, sample: np.ndarray, length: int) -> list[Window]:
         """The windows of samples whose rows read the stream from one window to the next."""
         rows = self.plan.at(0).batch_size
         per_row = (self.texts[0].store.n_tokens - 1) // length // rows
         step, row = np.divmod(sample, rows)
         epoch, number = np.divmod(step, per_row)
-        start = (row * per_row + number) * length
-        return WindowBatch(length, np.zeros_like(sample), epoch, start)
+        return self._located(np.zeros_like(sample), epoch, (row * per_row + number) * length)
 
-    def _streams(self, windows: WindowBatch) -> Iterator[tuple[_TokenStream, int]]:
-        """The token stream of each window, and the offset of its first input."""
-        for source, epoch, start in np.stack(windows[1:], axis=1).tolist():
-            yield self._stream(source, epoch), start
+    def _located(self, *places: np.ndarray) -> list[Window]:
+        """Windows by text, epoch of that text, and offset of the first input: arrays (n,)."""
+        rows = zip(*(place.tolist() for place in places), strict=True)
+        return [Window(self._stream(source, epoch), start) for source, epoch, start in rows]
 
-    def _begins(self, windows: WindowBatch, n: int) -> np.ndarray:
-        """A mask (b, n) bool of tokens that begin a document, n tokens from each window's first."""
-        return np.stack([stream.begins(start, n) for stream, start in self._streams(windows)])
-
-    def _place(self, windows: WindowBatch, step: int, rows: slice) -> PositionedTokens:
-        """Order, positions and documents of the inputs of some of a step's windows."""
-        length = windows.length
+    def _place(
+        self,
+        windows: list[Window],
+        begins: np.ndarray,
+        step: int,
+        number: np.ndarray,
+    ) -> PositionedTokens:
+        """Order, positions and documents of the inputs of windows (b,), whose documents begin where
+        `begins` (b, T) is true. `number` (b,): their indices in the step."""
         if self.is_carried:
-            streams = list(self._streams(windows))[rows]
-            parts = [stream.places(start, length) for stream, start in streams]
-            order, document = np.stack(parts, axis=1)
+            places = [stream.places(start, begins.shape[1]) for stream, start in windows]
+            order, document = np.stack(places, axis=1)
             return PositionedTokens(order, order, document, "packed", True)
-        placed = PACKINGS[self.packing](self._begins(windows, length)[rows])
-        number = np.arange(len(windows.start))[rows]
+        placed = PACKINGS[self.packing](begins)
         draws = PositionDraws(self.seed, step, number[:, None], placed.document)
         return self.positions.apply(placed, draws)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
-        (windows,) = self.windows(step, step + 1)
-        mine = rows_of_rank(len(windows.start), rank, world)
-        tokens_per_row = windows.length + 1
+        windows = self.windows(step)
+        mine = rows_of_rank(len(windows), rank, world)
+        tokens_per_row = self.plan.at(step).length + 1
         # Computed for the whole step from document lengths, so ranks need no communication.
-        begins = self._begins(windows, tokens_per_row)
+        begins = np.stack([stream.begins(start, tokens_per_row) for stream, start in windows])
         ignored = begins[:, 1:] & (self.packing == "intra_document")
         # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a
         # step.
         rows = slice(None) if rank == 0 else mine
-        places = list(self._streams(windows))[rows]
-        tokens = np.stack([stream.read(start, tokens_per_row) for stream, start in places])
+        tokens = np.stack([stream.read(start, tokens_per_row) for stream, start in windows[rows]])
         inputs = tokens[:, :-1]
         targets = np.where(ignored[rows], IGNORED, tokens[:, 1:])
         digest = ""
@@ -305,13 +301,12 @@ class BatchSampler:
             digest = content_hash(inputs, targets)
             inputs = inputs[mine]
             targets = targets[mine]
-        placed = self._place(windows, step, mine)
         return make_batch(
             inputs,
             targets,
-            placed,
+            self._place(windows[mine], begins[mine, :-1], step, np.arange(len(windows))[mine]),
             n_targets=int((~ignored).sum()),
-            epoch=int(windows.epoch[0]),
+            epoch=windows[0].stream.epoch,
             passes=self.passes(step + 1) if len(self.texts) > 1 else {},
             hash=digest,
         )
@@ -343,7 +338,7 @@ class ItemSampler:
         self.plan = SegmentPlan(plan)
         self.seed = seed
         self.positions = positions
-        if min(self.plan.lengths) < self.items.width or len(self.plan.lengths) > 1:
+        if min(self.plan.lengths) < items.data.longest or len(self.plan.lengths) > 1:
             raise DataError(
                 f"training.stages: every window must have train_length tokens, as items of the "
                 f"task {items.task.name} do; remove the lengths of the stages"
@@ -353,16 +348,13 @@ class ItemSampler:
         """No text is repeated."""
         return {}
 
-    def _index(self, start: int, stop: int) -> np.ndarray:
-        parts = self.plan.shares(start, stop)
-        return np.concatenate([np.arange(part.first, part.stop) for part in parts])
-
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
-        mine = rows_of_rank(self.plan.at(step).batch_size, rank, world)
-        index = self._index(step, step + 1)
+        (part,) = self.plan.shares(step, step + 1)
+        index = np.arange(part.first, part.stop)
+        mine = rows_of_rank(len(index), rank, world)
         # All ranks generate all items, as the loss is normalized by their number of targets.
-        rows = self.items.rows(index, self.plan.at(step).length, self.answers_only)
+        rows = self.items.rows(index, part.length, self.answers_only)
         own = rows.part(mine)
         number = np.arange(len(index))[mine]
         return make_batch(

@@ -33,6 +33,11 @@ class PositionedTokens(NamedTuple):
     layout: str  # "plain": each row is one text from 0; "packed": several texts per row
     unit_steps: bool  # positions of neighboring tokens in a document differ by 1
 
+    @property
+    def position_end(self) -> int:
+        """1 + the largest position, rounded up."""
+        return 1 + max(0, math.ceil(self.position.max()))
+
     def lengths(self) -> np.ndarray:
         """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
         width = self.document.shape[1]

@@ -11,9 +11,9 @@ chunk of a segment if it does not use all of it.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -47,41 +47,37 @@ class SegmentPlan:
         self.segments = tuple(segments)
         self.lengths: list[int] = []  # of each group
         self.samples: list[int] = []  # of each group; the last has no end
-        self._group: list[int] = []  # of each segment, as the next two
-        self._first_step: list[int] = []
-        self._first_sample: list[int] = []
+        self._first: list[
+            tuple[int, int, int]
+        ] = []  # step, group, and sample in it, of each segment
         step = 0
-        for group, (length, members) in enumerate(groupby(segments, lambda one: one.length)):
-            samples = 0
-            for segment in members:
-                self._group.append(group)
-                self._first_step.append(step)
-                self._first_sample.append(samples)
-                step += segment.steps
-                samples += segment.steps * segment.batch_size
-            self.lengths.append(length)
-            self.samples.append(samples)
+        for segment in segments:
+            if self.lengths[-1:] != [segment.length]:
+                self.lengths.append(segment.length)
+                self.samples.append(0)
+            self._first.append((step, len(self.lengths) - 1, self.samples[-1]))
+            step += segment.steps
+            self.samples[-1] += segment.steps * segment.batch_size
 
     def at(self, step: int) -> Segment:
         """The segment of update `step` (0, 1, ...)."""
-        return self.segments[self._index(step)]
+        first = [first for first, _, _ in self._first]
+        return self.segments[bisect_right(first, step) - 1]
 
     def shares(self, start: int, stop: int) -> list[SegmentSlice]:
         """The samples of steps `start` ... `stop` − 1, one slice per segment."""
         slices = []
-        while start < stop:
-            i = self._index(start)
-            segment = self.segments[i]
-            is_last = i + 1 == len(self.segments)
-            end = stop if is_last else min(stop, self._first_step[i + 1])
-            first = self._first_sample[i] + (start - self._first_step[i]) * segment.batch_size
-            count = (end - start) * segment.batch_size
-            slices.append(SegmentSlice(segment.length, self._group[i], first, first + count))
-            start = end
+        ends = [*(first for first, _, _ in self._first[1:]), stop]  # the last segment has no end
+        for segment, (first, group, sample), end in zip(
+            self.segments, self._first, ends, strict=True
+        ):
+            begin = max(start, first)
+            steps = min(stop, end) - begin
+            if steps > 0:
+                sample += (begin - first) * segment.batch_size
+                last = sample + steps * segment.batch_size
+                slices.append(SegmentSlice(segment.length, group, sample, last))
         return slices
-
-    def _index(self, step: int) -> int:
-        return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
 
 class MixturePattern:

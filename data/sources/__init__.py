@@ -1,7 +1,7 @@
 """Text sources."""
 
 from data.data_settings import SourceSettings, TaskSource
-from data.sources.hub import Hub
+from data.sources.hub_source import Hub
 from data.sources.local import Files, PreparedText, Stdlib
 from data.sources.synthetic import Filler, TaskDocuments
 from data.sources.text_source import Document, Source

@@ -2,7 +2,6 @@
 prepared text."""
 
 import fnmatch
-import hashlib
 import itertools
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from data.files import sha256_of
 from data.sources.text_source import (
     Document,
     Source,
@@ -35,7 +35,7 @@ BLOCK = 1 << 20
 LARGEST = 1 << 28  # default limit on the bytes of a document
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
-TOO_LARGE = object()  # replaces a record that is too large
+TOO_LARGE = object()  # replaces the content of a document that is too large
 # site-packages differs between machines; encodings and pydoc_data are tables, not prose or code.
 EXCLUDED = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
 
@@ -97,7 +97,7 @@ class Files(Source):
     def fingerprint(self):
         status = [(name, path.stat()) for name, path in self.files]
         listing = [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
-        return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+        return sha256_of("\n".join(listing))
 
     def documents(self, start=0):
         # A folder of plain files can be read from any file on; record files are read from the start
@@ -113,45 +113,38 @@ class Files(Source):
 
     def _read(self, files: list[tuple[str, Path]]) -> Iterator[Document]:
         clusters = self._clusters()
-        mark = self.settings.separator
         for name, path in files:
             with _damage_reported(path):
-                if _has_records(path):
-                    records = (
-                        self._rows(path) if _is_parquet(path) else _json_lines(path, self.most)
-                    )
-                    for number, record in enumerate(records):
-                        yield self._from_record(f"{name}#{number}", record)
-                elif mark is not None:
-                    for number, part in enumerate(_parts(path, mark.encode(), self.most)):
-                        yield self._from_bytes(f"{name}#{number}", part, clusters.get(path.name))
-                else:
-                    raw = path.read_bytes() if path.stat().st_size <= self.most else None
-                    yield self._from_bytes(name, raw, clusters.get(path.name))
+                for own_name, content in self._contents(name, path):
+                    yield self._document(own_name, content, clusters.get(path.name))
 
-    def _from_bytes(
-        self,
-        name: str,
-        raw: bytes | bytearray | None,
-        cluster: str | None,
-    ) -> Document:
-        return self._too_large(name) if raw is None else decoded(name, raw, cluster)
+    def _contents(self, name: str, path: Path) -> Iterator[tuple[str, object]]:
+        """Names and contents of the documents of a file: bytes, records, or TOO_LARGE."""
+        mark = self.settings.separator
+        if _is_parquet(path):
+            parts = self._rows(path)
+        elif _has_records(path):
+            parts = _json_lines(path, self.most)
+        elif mark is not None:
+            parts = _parts(path, mark.encode(), self.most)
+        else:
+            yield name, path.read_bytes() if path.stat().st_size <= self.most else TOO_LARGE
+            return
+        for number, part in enumerate(parts):
+            yield f"{name}#{number}", part
 
-    def _from_record(self, name: str, record: object) -> Document:
-        if record is TOO_LARGE:
-            return self._too_large(name)
-        if not isinstance(record, dict):
+    def _document(self, name: str, content: object, cluster: str | None) -> Document:
+        if isinstance(content, bytes | bytearray):
+            return decoded(name, content, cluster)
+        if isinstance(content, dict):
+            document = from_record(self.settings, name, content)
+            if len(document.text.encode()) <= self.most:
+                return document
+            name = document.name
+        elif content is not TOO_LARGE:
             return Document(name, "", fault="not a JSON object")
-        document = from_record(self.settings, name, record)
-        is_large = len(document.text.encode()) > self.most
-        return self._too_large(document.name) if is_large else document
-
-    def _too_large(self, name: str) -> Document:
-        return Document(
-            name,
-            "",
-            fault=f"larger than {self.place}.max_document_bytes ({self.most:,})",
-        )
+        fault = f"larger than {self.place}.max_document_bytes ({self.most:,})"
+        return Document(name, "", fault=fault)
 
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
         columns = self.settings.columns
@@ -168,12 +161,12 @@ class Files(Source):
         self.check()
         table = {}
         for line, record in enumerate(_json_lines(path, self.most), start=1):
-            is_named = isinstance(record, dict) and isinstance(record.get("file"), str)
-            if not is_named or key not in record:
+            named = record if isinstance(record, dict) else {}
+            if not isinstance(named.get("file"), str) or key not in named:
                 raise DataError(
                     f"{path} line {line}: no JSON object with the keys 'file' and {key!r}"
                 )
-            table[record["file"]] = str(record[key])
+            table[named["file"]] = str(named[key])
         return table
 
 
@@ -196,7 +189,7 @@ class Stdlib(Source):
 
     def fingerprint(self):
         listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files]
-        return hashlib.sha256("\n".join([platform.python_version(), *listing]).encode()).hexdigest()
+        return sha256_of("\n".join([platform.python_version(), *listing]))
 
     def documents(self, start=0):
         for name in itertools.islice(self.files, start, None):
@@ -276,9 +269,9 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged or truncated ({error}); download it again") from error
 
 
-def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
-    """Yield the parts of a file between separators, decompressed incrementally; None for a part
-    above `most` bytes.
+def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | object]:
+    """Yield the parts of a file between separators, decompressed incrementally; TOO_LARGE for a
+    part above `most` bytes.
     """
     codec = CODECS.get(path.suffix.lower())
     with open(path, "rb") as raw:
@@ -289,7 +282,7 @@ def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
         while block := file.read(BLOCK):
             rest += block
             while (end := rest.find(mark, searched)) >= 0:
-                yield None if is_large or end > most else rest[:end]
+                yield TOO_LARGE if is_large or end > most else rest[:end]
                 del rest[: end + len(mark)]
                 searched = 0
                 is_large = False
@@ -299,7 +292,7 @@ def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
                 searched = 0
                 is_large = True
         if is_large or len(rest) > most:
-            yield None
+            yield TOO_LARGE
         elif rest.strip():  # no further part after a separator at the end of the file
             yield rest
 
@@ -327,8 +320,8 @@ def _split(text: str, most: int) -> Iterator[str]:
 
 def _json_lines(path: Path, most: int) -> Iterator[object]:
     for line in _parts(path, b"\n", most):
-        if line is None:
-            yield TOO_LARGE
+        if not isinstance(line, bytearray):
+            yield line  # TOO_LARGE
         elif line.strip():
             try:
                 yield json.loads(line)

@@ -1,13 +1,12 @@
 """Documents that are made, not read: task items, and filler text without content."""
 
-import hashlib
 import itertools
 
 from data.data_settings import TaskSource
-from data.files import canonical_hash
+from data.files import canonical_hash, sha256_of
 from data.sampling.random_draws import NamedDraws
 from data.sources.text_source import Document, Source
-from data.tasks import NO_TEXT, Haystacks, TaskItems, is_for
+from data.tasks import NO_TEXT, Haystacks, TaskItems
 from data.tokenizers import ByteTokenizer
 
 HAYSTACKS = 100  # maximum number of haystack documents
@@ -36,7 +35,10 @@ class TaskDocuments(Source):
         tokenizer = ByteTokenizer()
         least, most = s.bounds
         items = TaskItems(s.task, tokenizer, "training", s.seed)
-        haystacks = self._haystacks(tokenizer)
+        haystacks = None
+        if (source := self._haystack) is not None:
+            documents = source.haystacks("training")
+            haystacks = Haystacks(documents, tokenizer, most, HAYSTACKS, source.label)
         for index in range(start, s.items):
             random = NamedDraws("item", s.seed).bits(index, 3).tolist()
             length = least + random[0] % (most - least + 1)
@@ -48,18 +50,6 @@ class TaskDocuments(Source):
             # Drop an incomplete character at the start of the haystack.
             text = bytes(item.tokens).decode(errors="ignore")
             yield Document(f"{s.task.name} {s.seed}-{index}", text)
-
-    def _haystacks(self, tokenizer: ByteTokenizer) -> Haystacks | None:
-        source = self._haystack
-        if source is None:
-            return None
-        documents = (
-            (document.name, document.text)
-            for document in source.documents()
-            if document.fault is None and is_for(document.name, "training")
-        )
-        longest = self.settings.bounds[1]
-        return Haystacks(documents, tokenizer, longest, HAYSTACKS, source.label)
 
 
 SENTENCES = (
@@ -78,7 +68,7 @@ class Filler(Source):
     label = "filler"
 
     def fingerprint(self):
-        return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()
+        return sha256_of(repr((SENTENCES, DOCUMENTS, LENGTH)))
 
     def documents(self, start=0):
         for number in itertools.islice(range(DOCUMENTS), start, None):

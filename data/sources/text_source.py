@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from data.files import canonical_hash
+from data.tasks import is_for
 from data.text_settings import RecordSource
 
 KEYS_SHOWN = 12  # of a record without text
@@ -46,6 +47,12 @@ class Source(ABC):
         """Yield the documents from index `start` on, always in the same order. Unusable documents
         are included.
         """
+
+    def haystacks(self, purpose: str) -> Iterator[tuple[str, str]]:
+        """Yield (name, text) of the documents that task items for a purpose may use."""
+        for document in self.documents():
+            if document.fault is None and is_for(document.name, purpose):
+                yield document.name, document.text
 
 
 def as_list(value: str | list[str]) -> list[str]:

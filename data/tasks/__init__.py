@@ -22,7 +22,7 @@ from data.tasks.retrieval import (
     is_for,
 )
 from data.tasks.strings import CopyTask, CountingTask, MajorityTask, SelectiveCopyTask
-from data.tasks.symbols import SymbolTask
+from data.tasks.symbols import CoupledTask, SymbolTask
 from data.tasks.task import NO_TEXT, Task, TaskItem, TaskItems
 
 AnyTextTask = PasskeyTask | NeedleTask | VariablesTask | RecallTask
@@ -45,6 +45,7 @@ TaskSettings = Annotated[AnyTextTask | AnySymbolTask, Field(discriminator="name"
 
 __all__ = [
     "NO_TEXT",
+    "CoupledTask",
     "HaystackTask",
     "Haystacks",
     "SymbolTask",

@@ -135,7 +135,6 @@ class HaystackTask(TextTask):
             [*prompt, *answer],
             answer_mask(prompt, answer),
             others=others,
-            depth=at[0] / room if room else request.depth,
             distance=len(prompt) - value_start,
         )
 
@@ -264,7 +263,6 @@ class RecallTask(TextTask):
             [*prompt, *answer],
             answer_mask(prompt, answer),
             others=others,
-            depth=place / (count - 1),
             distance=len(prompt) - start - len(question),
         )
 

@@ -4,13 +4,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from data.sampling.random_draws import NamedDraws
 from data.tasks.task import Task, TaskItem, TaskRequest, answer_mask
-from data.tokenizers.tokenizer import END
+from data.tokenizers.tokenizer import END, SymbolTokenizer
 from errors import DataError
 from settings.fields import setting
 
@@ -56,7 +56,9 @@ class SymbolTask(Task):
 
     def make(self, request: TaskRequest) -> TaskItem:
         symbols, is_answer = self.problem(request.draws, request.length)
-        return TaskItem([request.items.tokenizer.ids[symbol] for symbol in symbols], is_answer)
+        tokenizer = request.items.tokenizer
+        assert isinstance(tokenizer, SymbolTokenizer)
+        return TaskItem([tokenizer.ids[symbol] for symbol in symbols], is_answer)
 
     def size(self, length: int) -> int:
         """The number of symbols of an item of this length, `<end>` included."""
@@ -128,8 +130,13 @@ class CoupledTask(SymbolTask):
         return self.max_position + 1
 
 
-@cache
 def example(task: SymbolTask, length: int) -> Problem:
     """A problem, as long as all of this length. Raises DataError if there are none."""
+    hashable: Any = task  # pydantic hashes immutable settings, which type checkers do not see
+    return _example(hashable, length)
+
+
+@cache
+def _example(task: SymbolTask, length: int) -> Problem:
     task.check([length])
     return task.problem(NamedDraws("any"), length)

@@ -30,7 +30,6 @@ class TaskItem:
             If the task hides facts, most of them occur in the context as other facts; otherwise
             they are variations of the correct answer. A training item may have fewer than the
             task's setting.
-        depth: relative position of the answer in the context, 0 at the start and 1 at the end.
         distance: tokens from the first token of the answer in the context to the end of the prompt.
     """
 
@@ -38,7 +37,6 @@ class TaskItem:
     is_answer: list[bool]
     positions: list[int] | None = None
     others: list[list[int]] = field(default_factory=list)
-    depth: float = 0.0
     distance: int = 0
 
     @property

@@ -1,6 +1,5 @@
 """Tokenizers of Hugging Face's tokenizers library (tokenizer.json), most of them byte-level BPE."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 import tokenizers
 
+from data.files import sha256_of
 from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import DataError
@@ -77,7 +77,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.pad_id = self._control(pad_id, names, origin)
         self.eos_ids = end_ids(self.eos_id, eos_ids, self.vocab_size)
         controls = json.dumps([self.bos_id, self.eos_id, self.pad_id]).encode()
-        self.hash = hashlib.sha256(b"tokenizers\0" + controls + b"\0" + content).hexdigest()
+        self.hash = sha256_of(b"tokenizers\0" + controls + b"\0" + content)
         self.normalization = ", ".join(_normalizers(spec))
         self._make_plain()
         self._set_pieces(spec, names)

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from data.files import damage_reported, read_json
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
 from data.tokenizers.tokenizer import CARD, ByteTokenizer, SymbolTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import (
-    BytesSettings,
     HuggingFaceSettings,
     SentencePieceSettings,
-    SymbolsSettings,
     TokenizerSettings,
 )
 from errors import DataError
@@ -46,20 +46,19 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 def given_tokenizer(settings: TokenizerSettings) -> Tokenizer | None:
     """The tokenizer that the settings name; None if it is to be trained. Raises DataError."""
     if isinstance(settings, SentencePieceSettings | HuggingFaceSettings):
-        return settings.model and load_tokenizer_file(settings.model, settings.name)
+        if settings.model is None:
+            return None
+        return load_tokenizer_file(settings.model, settings.name)
     return ByteTokenizer()
 
 
 def saved_settings(folder: Path) -> TokenizerSettings:
     """Settings that load the tokenizer saved in `folder`."""
     tokenizer = load_tokenizer(folder)
-    if isinstance(tokenizer, ByteTokenizer):
-        return BytesSettings()
-    if isinstance(tokenizer, SymbolTokenizer):
-        return SymbolsSettings()
-    is_model = isinstance(tokenizer, SentencePieceTokenizer)
-    kind = SentencePieceSettings if is_model else HuggingFaceSettings
-    return kind(model=str(folder / kind.file))
+    settings = {"name": tokenizer.name}
+    if tokenizer.name in _KINDS:
+        settings["model"] = str(folder / tokenizer.file)
+    return TypeAdapter(TokenizerSettings).validate_python(settings)
 
 
 def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:

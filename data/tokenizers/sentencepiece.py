@@ -1,10 +1,10 @@
 """Sentencepiece models."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import sentencepiece
 
+from data.files import sha256_of
 from data.tokenizers.tokenizer import Tokenizer, end_ids
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
@@ -50,7 +50,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.pad_id = _id_or_none(self.processor.pad_id())
         self.eos_ids = end_ids(self.eos_id, eos_ids, self.vocab_size)
         self.add_bos = self.bos_id is not None and add_bos is not False
-        self.hash = hashlib.sha256(b"sentencepiece\0" + content).hexdigest()
+        self.hash = sha256_of(b"sentencepiece\0" + content)
         self.pieces = [self._piece(i) for i in range(self.vocab_size)]
         # Determine the behavior from the model itself: an external file does not record how it was
         # trained.

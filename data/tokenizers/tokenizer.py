@@ -4,7 +4,6 @@ Every tokenizer provides the raw bytes of each id (`pieces`), so that losses can
 per byte and encoding can be checked to be lossless.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.files import atomic, canonical_hash, write_json
+from data.files import atomic, canonical_hash, sha256_of, write_json
 from errors import DataError
 
 # beside the tokenizer's own file: its name, its hash and its control symbols
@@ -78,7 +77,7 @@ class ByteTokenizer(Tokenizer):
     eos_ids = (257,)
     add_bos = True
     prefix = b""
-    hash = hashlib.sha256(b"sextant bytes: 256 bytes, bos 256, eos 257").hexdigest()
+    hash = sha256_of("sextant bytes: 256 bytes, bos 256, eos 257")
     pieces = [bytes([value]) for value in range(256)] + [b"", b""]
 
     def encode(self, text):

@@ -227,7 +227,7 @@ def attention_verdict(r: ReportedResults) -> str:
         if entropy and beyond:
             shares = f"{entropy[0].value:.0%} → {entropy[-1].value:.0%}"
             parts.append(f"{name} entropy {shares} of ln n, {beyond[-1].value:.1%} beyond L0")
-    lengths = sorted({row.length for row in r.rows("entropy_relative")})
+    lengths = r.lengths_of("entropy_relative")
     return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
 
 
@@ -257,9 +257,7 @@ def attention_figure(
     title: str = "Attention by context length",
 ) -> Figure:
     """A panel for each measure; by default a line for each variant, means over layers and heads."""
-    axis = LengthAxis(
-        sorted({row.length for row in r.rows("entropy_relative")}), [r.trained_length]
-    )
+    axis = LengthAxis(r.lengths_of("entropy_relative"), [r.trained_length])
     text = FigureText(title, r.subtitle, "Dotted: trained length.")
     return measures_figure(ATTENTION, rows or r.rows, styles, axis, text)
 
@@ -361,7 +359,7 @@ def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
 def generation_verdict(r: ReportedResults) -> str:
     """How much the text repeats itself where the evaluation ends."""
     rows = r.rows("repeated_4", where=None)
-    last = max((row.until for row in rows), default=0)
+    last = max((row.bounds[1] for row in rows), default=0)
     parts = [f"{row.variant}, {row.where} {row.value:.0%}" for row in rows if row.until == last]
     return f"4-grams repeated up to {last:,} tokens: {'; '.join(parts)}."
 
@@ -383,7 +381,7 @@ def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:
         TEXT,
         lambda measure: renamed(r.rows(measure, name, where=None), lambda row: row.where),
         styles_of(sources, REAL),
-        LengthAxis(edges, [r.trained_length], lambda row: (row.at + row.until) / 2),
+        LengthAxis(edges, [r.trained_length], lambda row: sum(row.bounds) / 2),
         text,
         x="position, tokens (log scale)",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -72,6 +72,9 @@ class ReportedResults:
         """The value over all seeds; None if there is none."""
         row = select_one(self.table, metric, variant, length)
         return None if row is None else row.value
+
+    def lengths_of(self, metric: str) -> list[int]:
+        return sorted({row.inputs for row in self.rows(metric)})
 
     @property
     def names(self) -> list[str]:
@@ -190,7 +193,7 @@ def write_clean_json(path: Path, value) -> None:
     write_text(path, json.dumps(clean(value), indent=1) + "\n")
 
 
-def clean(value, digits: int | None = None):
+def clean(value: Any, digits: int | None = None) -> Any:
     """A value for JSON: None for NaN and infinity, and floats of so many significant digits."""
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -27,7 +27,7 @@ from evaluation.scoring.scoring import (
     unigram_nll,
 )
 from evaluation.scoring.targets import EvaluationText, targets_of
-from evaluation.scoring.windows import ChosenTargets, EvaluationPlan, truncation_step
+from evaluation.scoring.windows import ChosenTargets, truncation_step
 from model import ModelError, Transformer
 from model.sharding import is_broken_link
 
@@ -188,7 +188,9 @@ class LossMeasurement(Measurement):
         if known is None:
             known = np.full(cell.windows[:, 3].sum(), np.nan)
         nll = known.copy()
-        text = self.text if cell.role != CONTROL else ControlText(self.text, self.plan.repeats)
+        text: EvaluationText | ControlText = self.text
+        if cell.role == CONTROL and self.plan.repeats is not None:
+            text = ControlText(self.text, self.plan.repeats)
         scorer = ModelScorer(
             model,
             device=self.device,
@@ -267,7 +269,10 @@ class LossMeasurement(Measurement):
             if (train := self.targets.stores.train) is not None:
                 self.unigram = unigram_nll(train, ids, tokenizer.vocab_size)
         else:
-            self.nll = {where: per_byte(nll, plan) for where, nll in self.nll.items()}
+            self.nll = {
+                where: per_byte(nll, plan.truncated, plan.span_bytes)
+                for where, nll in self.nll.items()
+            }
             self.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
             self.unit = self.units[self.document]
             self.n_bytes = len(self.document)
@@ -286,6 +291,8 @@ class LossMeasurement(Measurement):
     def _add_repeated(self) -> None:
         """Losses of repeated text. Windows without a replaced token are their own control."""
         repeats = self.plan.repeats
+        if repeats is None:
+            return
         for where, nll in self.kept[REPEATED].items():
             changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
             control = nll.copy()
@@ -326,12 +333,11 @@ def spread(n: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
 
-def per_byte(nll: np.ndarray, plan: EvaluationPlan) -> np.ndarray:
+def per_byte(nll: np.ndarray, windows: np.ndarray, span_bytes: np.ndarray) -> np.ndarray:
     """The losses of the targets, spread evenly over the bytes of each window's targets."""
-    keep = plan.truncated[:, 3]
-    return np.repeat(
-        np.add.reduceat(nll, np.cumsum(keep) - keep) / plan.span_bytes, plan.span_bytes
-    )
+    keep = windows[:, 3]
+    sums = np.add.reduceat(nll, np.cumsum(keep) - keep)
+    return np.repeat(sums / span_bytes, span_bytes)
 
 
 def raw_bytes(

@@ -203,7 +203,7 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
     for shorter, longer in pairwise(lengths):
         step = gain(shorter, longer) / math.log2(longer / shorter)
         yield row_of(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
-    if not rules.has_learned or math.isnan(upper(*lengths[:2], 1)):
+    if not rules.has_learned or math.isnan(upper(lengths[0], lengths[1], 1)):
         return  # or too few units or seeds for any bound
     reach = math.nan
     for n in range(len(lengths) - 1, 0, -1):

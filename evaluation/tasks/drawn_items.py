@@ -1,20 +1,51 @@
 """Draw the items of an evaluation: the same questions at every length, method and scheme."""
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from data import DataError, GeneratedData, Tokenizer
 from data.data_settings import SymbolSource
-from data.files import canonical_hash
-from data.sampling.positions import IGNORED, PLAIN, PlainPositions
-from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItems
+from data.files import canonical_hash, sha256_of
+from data.sampling.positions import IGNORED, PLAIN, PlainPositions, PositionedTokens
+from data.task_data import ItemRows
+from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItem, TaskItems
 from data.tokenizers import SymbolTokenizer
 from errors import EvaluationError
-from evaluation.tasks.task_scoring import ItemTokens, symbol_tokens, text_tokens
 from evaluation.tasks.task_settings import TaskEvaluationSettings
+
+
+class ItemTokens(NamedTuple):
+    """Items as a model reads them. An item in text has C candidates with the same number of tokens,
+    the correct one first; an item on symbols has one, which is all of it.
+
+    Attributes:
+        prompts: of each item, the tokens that are read once, before all candidates.
+        inputs: (C, A) int64 of each item, the tokens that are read of each candidate.
+        targets: of each item, the tokens predicted by the end of the prompt and by the inputs,
+            (C, A + 1), or (C, A) without a prompt; IGNORED where none is to be predicted.
+        placed: positions of the inputs; None: 0, 1, 2, ...
+    """
+
+    prompts: Sequence[np.ndarray] | np.ndarray
+    inputs: Sequence[np.ndarray] | np.ndarray
+    targets: Sequence[np.ndarray] | np.ndarray
+    placed: PositionedTokens | None = None
+
+
+def text_tokens(items: Sequence[TaskItem], bos: int | None) -> ItemTokens:
+    """Items in text, of which the prompt is shared by the candidates."""
+    begin = [] if bos is None else [bos]
+    prompts = [np.array([*begin, *item.prompt]) for item in items]
+    candidates = [np.array([item.answer, *item.others]) for item in items]
+    return ItemTokens(prompts, [tokens[:, :-1] for tokens in candidates], candidates)
+
+
+def symbol_tokens(rows: ItemRows, placed: PositionedTokens) -> ItemTokens:
+    """Items on symbols, of which every answer is a target."""
+    return ItemTokens(rows.inputs[:, :0], rows.inputs[:, None], rows.targets[:, None], placed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +60,7 @@ class DrawnLength:
             comparable.
         chance: mean accuracy of uniform guesses.
         shortest: length of the shortest problems on symbols.
-        distance: (n,) of `TaskItem`, in text.
+        distance: (n,) of `TaskItem`; empty on symbols.
     """
 
     tokens: ItemTokens
@@ -38,7 +69,7 @@ class DrawnLength:
     hash: str
     chance: float
     shortest: int | None = None
-    distance: np.ndarray | None = None
+    distance: np.ndarray = field(default_factory=NO_TEXT.copy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +83,7 @@ class DrawnItems:
         vocab_size: number of ids of the tokenizer.
         unit: (n,) the haystack of each item, or the item itself without haystacks, as `unit_kind`
             states.
-        depth: (n,) index of the item's depth in `depths`, in text.
+        depth: (n,) index of the item's depth in `depths`; empty on symbols.
     """
 
     task: Task
@@ -62,7 +93,7 @@ class DrawnItems:
     unit: np.ndarray
     unit_kind: str = "item"
     unit_names: list[str] = field(default_factory=list)
-    depth: np.ndarray | None = None
+    depth: np.ndarray = field(default_factory=NO_TEXT.copy)
     depths: list[float] = field(default_factory=list)
 
     @property
@@ -183,23 +214,20 @@ def draw_symbols(
         try:
             source = SymbolSource(task=task, lengths=(shortest, longest))
             items = replace(data, source=source).items("evaluation", settings.seed)
-            positions.check(items.width)
+            positions.check(items.data.longest)
         except DataError as error:
             raise EvaluationError(f"lengths: {error}") from error
         except ValueError as error:
             raise EvaluationError(f"positions={settings.positions}: {error}") from error
         rows = items.rows(index)
         placed = rows.placed(positions, settings.seed, 0, drawn_by)
-        digest = hashlib.sha256()
-        for array in (*rows, placed.position):
-            if array is not None:
-                digest.update(array.tobytes())
+        arrays = [array for array in (*rows, placed.position) if array is not None]
         symbols = (rows.targets != IGNORED) & (rows.targets != SymbolTokenizer.eos_id)
         drawn[longest] = DrawnLength(
             tokens=symbol_tokens(rows, placed),
             inputs=rows.inputs.shape[1],
-            positions=1 + int(np.ceil(placed.position.max())),
-            hash=digest.hexdigest(),
+            positions=placed.position_end,
+            hash=sha256_of(b"".join(array.tobytes() for array in arrays)),
             # the place of `<end>` is no guess
             chance=float(np.mean(float(task.choices) ** -symbols.sum(axis=1))),
             shortest=shortest,

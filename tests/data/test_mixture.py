@@ -50,12 +50,11 @@ def test_sources_have_separate_epochs(packing):
     hashes = []
     for step in range(18):
         batch = whole.batch(step)
-        (windows,) = whole.windows(step, step + 1)
         hashes.append(batch.hash)
-        rows = zip(batch.tokens.tolist(), windows.source, windows.epoch, strict=True)
-        for tokens, source, epoch in rows:
+        for tokens, (stream, _) in zip(batch.tokens.tolist(), whole.windows(step), strict=True):
+            source = stream.source
             assert max(tokens) < 1000 * (len(LENGTHS[source]) + 1)
-            seen.setdefault((source, epoch), []).extend(tokens)
+            seen.setdefault((source, stream.epoch), []).extend(tokens)
             count[source] += len(tokens)
         passes = {str(i): count[i] / (sum(lengths) - 1) for i, lengths in enumerate(LENGTHS)}
         assert batch.passes == pytest.approx(passes, abs=1e-6)

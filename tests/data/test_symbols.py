@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from data import DataError, DataSettings
-from data.generated import generated
+from data import DataError, DataSettings, GeneratedData
+from data.data_settings import SymbolSource
 from data.sampling.batches import ItemSampler
-from data.sampling.item_rows import SymbolItems
 from data.sampling.positions import IGNORED
 from data.sampling.segments import Segment
+from data.task_data import SymbolItems, generated
 from data.tasks import SymbolTaskSettings
 from data.tasks.symbols import Problem
 from data.tokenizers import SymbolTokenizer, load_tokenizer
@@ -30,13 +30,12 @@ ADAPTER = TypeAdapter(SymbolTaskSettings)
 
 
 def make(task: dict, lengths=(3, 20), purpose="training", seed=0) -> SymbolItems:
-    settings = ADAPTER.validate_python(task)
-    return SymbolItems(settings, lengths, purpose=purpose, seed=seed, bos=True)
+    return GeneratedData(SymbolSource(task=task, lengths=lengths), bos=True).items(purpose, seed)
 
 
 def read(items: SymbolItems, index: int) -> Problem:
     """An item as symbols."""
-    item = items.drawn(index)
+    (item,) = items.drawn(np.array([index]))
     names = ["<end>", "<begin>", *items.task.alphabet]
     return Problem([names[i] for i in item.tokens], item.is_answer)
 
@@ -67,7 +66,7 @@ def test_checker_solves_items(case):
     items = make(EVERY[case])
     alphabet = {*items.task.alphabet, "<end>"}
     assert len(set(items.task.alphabet)) == len(items.task.alphabet)
-    lengths = [items.length(i) for i in range(60)]
+    lengths = items.lengths(np.arange(60))
     assert min(lengths) >= 3
     assert max(lengths) <= 20
     assert len(set(lengths)) > 10
@@ -88,8 +87,8 @@ def test_items_depend_on_purpose_seed_and_index(case):
     for purpose in ("training", "validation", "evaluation"):
         for seed in (0, 1):
             first, again = (make(TASKS[case], (14, 20), purpose, seed) for _ in range(2))
-            own = {tuple(first.drawn(i).tokens) for i in range(10)}
-            assert own == {tuple(again.drawn(i).tokens) for i in range(10)}
+            own = {tuple(item.tokens) for item in first.drawn(np.arange(10))}
+            assert own == {tuple(item.tokens) for item in again.drawn(np.arange(10))}
             seen.update(own)
     assert len(seen) >= 55
     assert max(seen.values()) <= 2
@@ -145,9 +144,9 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
     for i in range(300):
         for purpose in starts:
             items = data.items(purpose, 0)
-            row = items.rows(np.array([i]), items.width)
+            row = items.rows(np.array([i]), data.longest)
             n = int(row.count[0])
-            given = np.array([0, *items.task.item_positions(items.length(i))])[:n]
+            given = np.array([0, *items.task.item_positions(*items.lengths(np.array([i])))])[:n]
             start = int((row.position[0, :n] - given).max())
             assert np.array_equal(row.position[0, :n], given + start * (given > 0))
             assert row.position.max() <= 30
@@ -156,7 +155,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
     assert starts["evaluation"] == {0}
     assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
-    item = items.drawn(3)
+    (item,) = items.drawn(np.array([3]))
     ids = [1, *item.prompt]
     assert data.positions(ids, len(item.answer)) == [0, *item.positions]
     with pytest.raises(DataError, match="whole problem"):
@@ -168,13 +167,7 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(case):
 @pytest.mark.parametrize("case", ["copy", "flip_flop", "addition, coupled"])
 def test_batches_train_answers_and_never_padding(case, bos, loss):
     settings = data_of(EVERY[case], bos=bos, source={"loss": loss})
-    items = SymbolItems(
-        settings.source.task,
-        (3, 9),
-        purpose="training",
-        seed=4,
-        bos=bos,
-    )
+    items = generated(settings).items("training", 4)
     names = ["<end>", "<begin>", *settings.source.task.alphabet]
     seen = set()
     for step in range(3):

@@ -11,10 +11,10 @@ import yaml
 
 from data import ByteTokenizer, DataSettings
 from data.data_settings import TaskSource
-from data.generated import generated
 from data.preparation.preparation import prepare
 from data.sources import SOURCES
 from data.sources.local import Stdlib
+from data.task_data import generated
 from data.tasks import HaystackTask
 from evaluation.stores import haystacks
 from evaluation.tasks.drawn_items import draw_text

@@ -12,13 +12,13 @@ import evaluate as evaluate_script
 import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
-from data.generated import generated
 from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
+from data.task_data import generated
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
 from evaluation.tasks import task_session
-from evaluation.tasks.task_scoring import BatchScores, score_items, symbol_tokens
-from evaluation.tasks.task_session import item_values
+from evaluation.tasks.drawn_items import symbol_tokens
+from evaluation.tasks.task_session import BatchScores, item_values, score_items
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
@@ -53,7 +53,7 @@ def small(task, scheme, scale=3.0, **position):
 
 
 def tokens_of(items, count=40):
-    rows = items.rows(np.arange(count), items.width)
+    rows = items.rows(np.arange(count), items.data.longest)
     return rows, symbol_tokens(rows, rows.placed(PLAIN, 0, 0, np.arange(count)))
 
 
@@ -70,8 +70,8 @@ def test_exact_match_equals_greedy_decoding(task, scheme):
     items = data.items("evaluation", 0)
     rows, tokens = tokens_of(items)
     expected = []
-    for i in range(40):
-        prompt = [1, *items.drawn(i).prompt]
+    for i, item in enumerate(items.drawn(np.arange(40))):
+        prompt = [1, *item.prompt]
         (answers,) = np.nonzero(rows.targets[i] != IGNORED)
         positions = [data.positions(prompt, len(answers))] if "positions" in task else None
         greedy = SamplingParams(temperature=0)
@@ -83,7 +83,7 @@ def test_exact_match_equals_greedy_decoding(task, scheme):
         rows.targets[i, answers] = written
         rows.inputs[i, answers[0] + 1 : answers[-1] + 1] = written[:-1]
     for batch in (7, 40):
-        scored = score_items(model, tokens, length=items.width, batch=batch)
+        scored = score_items(model, tokens, length=data.longest, batch=batch)
         values = np.concatenate([item_values(scores, in_text=False) for scores in scored])
         assert values[:, 0].astype(bool).tolist() == expected
 
@@ -106,21 +106,21 @@ def test_padding_and_batch_change_nothing(task, scheme):
     data, model = small(task, scheme, scale=1.0)
     items = data.items("evaluation", 3)
     rows, tokens = tokens_of(items)
-    before = nll_of(model, tokens, length=items.width, batch=40)
+    before = nll_of(model, tokens, length=data.longest, batch=40)
     is_padding = tokens.placed.document < 0
     assert is_padding.any()
     rows.inputs[is_padding] = 5
-    assert (before == nll_of(model, tokens, length=items.width, batch=40)).all()
+    assert (before == nll_of(model, tokens, length=data.longest, batch=40)).all()
     alone = []
     for i in range(8):
         row = items.rows(np.array([i]))
         token = symbol_tokens(row, row.placed(PLAIN, 0, 0, np.array([i])))
-        alone += nll_of(model, token, length=items.width, batch=1).tolist()
+        alone += nll_of(model, token, length=data.longest, batch=1).tolist()
     assert before[: len(alone)] == pytest.approx(alone, abs=1e-9)
-    targets = monitor_targets(data, [items.width], 4, 40, seed=3)
+    targets = monitor_targets(data, [data.longest], 4, 40, seed=3)
     ((mean, count),) = targets.measure(model).values()
     _, tokens = tokens_of(data.items("validation", 3))
-    nll = nll_of(model, tokens, length=items.width, batch=40)
+    nll = nll_of(model, tokens, length=data.longest, batch=40)
     assert mean == pytest.approx(nll.mean())
     assert count == len(nll)
 

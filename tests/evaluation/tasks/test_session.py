@@ -11,10 +11,9 @@ from data import ByteTokenizer
 from data.tasks import TaskItem
 from data.tasks.retrieval import PasskeyTask
 from evaluation.scoring.methods import Method
-from evaluation.tasks.drawn_items import draw_text
+from evaluation.tasks.drawn_items import draw_text, text_tokens
 from evaluation.tasks.task_analysis import analyse_tasks
-from evaluation.tasks.task_scoring import score_items, text_tokens
-from evaluation.tasks.task_session import TaskMeasurement, item_values
+from evaluation.tasks.task_session import TaskMeasurement, item_values, score_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -53,7 +52,7 @@ def answered(reader, tmp_path, **changes):
         facts={"haystack": "here"},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluation.tasks.task_scoring.score_batch", reader)
+        patch.setattr("evaluation.tasks.task_session.score_batch", reader)
         return session.run()
 
 

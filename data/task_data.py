@@ -1,0 +1,170 @@
+"""The data of a run on task items on symbols, which are generated in training: nothing is on the
+disk.
+
+A row of a batch is one item: inputs from the left, then padding, which is never a target. Padding
+follows the item, so that no token of the item attends to it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from data.data_settings import DataSettings, SymbolSource
+from data.files import canonical_hash
+from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
+from data.sampling.random_draws import below, bits, key_of
+from data.tasks import CoupledTask, TaskItem, TaskItems
+from data.tokenizers.tokenizer import SymbolTokenizer
+from errors import DataError
+
+SAMPLED = 16  # items that the hash includes, so that it changes with the generator
+
+
+class ItemRows(NamedTuple):
+    """Items as rows of T inputs, int64."""
+
+    inputs: np.ndarray  # (b, T)
+    targets: np.ndarray  # (b, T), IGNORED where the next symbol is not to be predicted
+    position: np.ndarray | None  # (b, T), of tasks that give positions
+    count: np.ndarray  # (b,) inputs of each item
+
+    def part(self, rows: slice) -> "ItemRows":
+        position = None if self.position is None else self.position[rows]
+        return ItemRows(self.inputs[rows], self.targets[rows], position, self.count[rows])
+
+    def placed(
+        self,
+        positions: PlainPositions,
+        seed: int,
+        step: int,
+        index: np.ndarray,
+    ) -> PositionedTokens:
+        """Order, position and document (−1: padding); `index` (b,) selects the random draws of each
+        item."""
+        line = np.arange(self.inputs.shape[1])[None]
+        is_padding = (line >= self.count[:, None]).astype(np.int64)
+        placed = PositionedTokens(line, line, is_padding, "plain", unit_steps=True)
+        if self.position is None:
+            placed = positions.apply(placed, PositionDraws(seed, step, index[:, None], is_padding))
+        else:
+            placed = placed._replace(position=self.position, unit_steps=False)
+        return placed._replace(document=-is_padding)
+
+
+class SymbolItems(TaskItems):
+    """The items of a run's task for one purpose: "training", "validation" or "evaluation"."""
+
+    def __init__(self, data: "GeneratedData", purpose: str, seed: int):
+        super().__init__(data.source.task, data.tokenizer, purpose, seed)
+        data.source.task.check(data.source.bounds)
+        self.data = data
+
+    def lengths(self, index: np.ndarray) -> list[int]:
+        """Length of the problem of each item (n,), drawn uniformly."""
+        least, most = self.data.source.bounds
+        random = bits(key_of(*self.key, "length"), index)
+        return (least + below(random, most - least + 1)).tolist()
+
+    def drawn(self, index: np.ndarray) -> list[TaskItem]:
+        """The items with these indices (n,), each of its own length."""
+        return list(map(self.item, index.tolist(), self.lengths(index)))
+
+    def rows(
+        self,
+        index: np.ndarray,
+        width: int | None = None,
+        answers_only: bool = True,
+    ) -> ItemRows:
+        """The items with these indices, padded to `width` inputs, or to those of the longest.
+
+        Args:
+            answers_only: other tokens are no targets.
+        """
+        bos = self.data.bos
+        items = self.drawn(index)
+        count = np.array([len(item.tokens) + bos - 1 for item in items])
+        shape = (len(items), width or int(count.max()))
+        inputs = np.zeros(shape, dtype=np.int64)
+        targets = np.full(shape, IGNORED)
+        position = np.zeros_like(inputs)
+        begin = [self.tokenizer.bos_id] * bos
+        for row, (item, n) in enumerate(zip(items, count.tolist(), strict=True)):
+            tokens = np.array([*begin, *item.tokens])
+            is_target = np.array([False] * bos + item.is_answer) | (not answers_only)
+            inputs[row, :n] = tokens[:-1]
+            targets[row, :n] = np.where(is_target[1:], tokens[1:], IGNORED)
+            if item.positions is not None:
+                position[row, bos:n] = item.positions[: n - bos]
+        has_positions = self.data.source.task.has_positions
+        return ItemRows(inputs, targets, position if has_positions else None, count)
+
+
+@dataclass(frozen=True)
+class GeneratedData:
+    """Task items in place of a prepared text. `bos`: each row begins with `<begin>`."""
+
+    source: SymbolSource
+    bos: bool
+
+    @cached_property
+    def tokenizer(self) -> SymbolTokenizer:
+        return SymbolTokenizer(self.source.task.alphabet)
+
+    def items(self, purpose: str, seed: int) -> SymbolItems:
+        """The items for a purpose. Raises DataError for a length without problems."""
+        return SymbolItems(self, purpose, seed)
+
+    def _hash(self, purpose: str) -> str:
+        rows = self.items(purpose, 0).rows(np.arange(SAMPLED), self.longest)
+        content = [None if array is None else array.tolist() for array in rows]
+        return canonical_hash([purpose, self.source.model_dump(mode="json"), self.bos, content])
+
+    @cached_property
+    def hash(self) -> str:
+        """Hash of the training items."""
+        return self._hash("training")
+
+    @cached_property
+    def valid_hash(self) -> str:
+        return self._hash("validation")
+
+    @property
+    def longest(self) -> int:
+        """Inputs of the longest item."""
+        return self.source.inputs(self.bos)
+
+    def facts(self) -> dict:
+        """What the manifest of a run records about its data."""
+        return {"data": None, "data_hash": self.hash, "valid_hash": self.valid_hash}
+
+    def verify(self) -> None:
+        """Nothing is stored that could be damaged."""
+
+    def opening(self) -> str:
+        """The problem of a held-out item, as a prompt."""
+        (item,) = self.items("validation", 0).drawn(np.arange(1))
+        return self.tokenizer.decode(item.prompt)
+
+    def positions(self, ids: list[int], more: int) -> list[int]:
+        """The positions of a prompt and of the next `more` tokens, which the task gives. Raises
+        DataError for a prompt that is no problem of the task."""
+        task = self.source.task
+        assert isinstance(task, CoupledTask)
+        begin = [0] * (self.bos and ids[:1] == [self.tokenizer.bos_id])
+        prompt = self.tokenizer.decode(ids[len(begin) :]).split()
+        try:
+            return begin + task.positions_of(prompt, more)
+        except ValueError:
+            raise DataError(
+                f"the positions of the task {task.name} require a whole problem, such as "
+                f"{self.opening()!r}"
+            ) from None
+
+
+def generated(settings: DataSettings) -> GeneratedData | None:
+    """The data of settings with a task on symbols; None for text."""
+    if isinstance(settings.source, SymbolSource):
+        return GeneratedData(settings.source, settings.bos)
+    return None
