@@ -198,11 +198,14 @@ class LossMeasurement(Measurement):
             length=cell.length,
             shard=ranks.shard,
         )
-        groups = by_shape(cell.windows[:, 2:], batch)[ranks.data_rank :: ranks.data_world]
+        # Processes that share each window: the first one reports their losses.
+        sharing = 1 if ranks.shard is None else ranks.shard.size
+        group_of_ranks, place = divmod(ranks.rank, sharing)
+        groups = by_shape(cell.windows[:, 2:], batch)[group_of_ranks :: ranks.world // sharing]
         total = sum(cell.inputs[group].sum() for group in groups)
 
         def save(now: bool) -> None:
-            if ranks.reports_losses:
+            if place == 0:
                 self.store.save_partial(cell.key, nll, ranks.rank, now=now)
 
         def after(group: np.ndarray, losses: np.ndarray) -> None:
@@ -230,7 +233,7 @@ class LossMeasurement(Measurement):
         if ranks.world > 1 and not error:  # the process may end while waiting for the others
             save(now=True)
         # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
-        mine = nll if ranks.main else np.where(np.isnan(known) & ranks.reports_losses, nll, np.nan)
+        mine = nll if ranks.main else np.where(np.isnan(known) & (place == 0), nll, np.nan)
         errors, parts = zip(*ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))
