@@ -18,7 +18,10 @@ from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
 from model.mixers import MIXERS
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer
+from model.mixers.short_convolution import Canon
 from model.model_settings import Activation, ModelSettings
+from model.position import AttentionContext
+from model.position.interface import Initializer
 from model.sharding import ShardedWindow
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -48,17 +51,27 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) · up(x)), SwiGLU or GEGLU. Shazeer 2020 (arXiv:2002.05202)."""
+    """down(activation(gate(x)) · up(x)), SwiGLU or GEGLU. Shazeer 2020 (arXiv:2002.05202).
 
-    def __init__(self, dim: int, hidden: int, bias: bool, activation: Activation):
+    With a Canon layer, gate(x) and up(x) pass through it together.
+    """
+
+    def __init__(self, s: ModelSettings):
         super().__init__()
-        self.activation = ACTIVATIONS[activation]
+        dim, hidden, bias = s.dim, s.ffn_dim, s.mlp_bias
+        self.activation = ACTIVATIONS[s.activation]
         self.gate = nn.Linear(dim, hidden, bias=bias)
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
+        self.canon = Canon("D", 2 * hidden, s.canon_width) if "D" in s.canon else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+    def forward(self, x: Tensor, context: AttentionContext, layer_cache: Any) -> Tensor:
+        gate = self.gate(x)
+        up = self.up(x)
+        if self.canon is not None:
+            both = self.canon(torch.cat([gate, up], dim=-1), context, layer_cache)
+            gate, up = both.chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -89,7 +102,9 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.attention: Mixer = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.mlp = GatedMLP(s.dim, s.ffn_dim, s.mlp_bias, s.activation)
+        self.mlp = GatedMLP(s)
+        self.canon_a = Canon("A", s.dim, s.canon_width) if "A" in s.canon else None
+        self.canon_c = Canon("C", s.dim, s.canon_width) if "C" in s.canon else None
         self.norm_placement = kind.norm_placement
         # of the token mixer and of the MLP; tuples, so that no norm is registered twice
         none: tuple[Norm, Norm] = nn.Identity(), nn.Identity()
@@ -109,6 +124,20 @@ class Block(nn.Module):
     def mixer(self) -> Mixer:
         """The token mixer, whose weights are stored as those of `attention`."""
         return self.attention
+
+    @property
+    def canons(self) -> dict[str, Canon]:
+        """The Canon layers by name."""
+        return {name: layer for name, layer in self.named_modules() if isinstance(layer, Canon)}
+
+    @property
+    def initial_values(self) -> dict[str, Initializer]:
+        """The initial values of parameters, by name, that differ from those of
+        `Transformer.initialize`."""
+        values = {f"attention.{name}": each for name, each in self.mixer.initial_values.items()}
+        for name, canon in self.canons.items():
+            values[f"{name}.convolution.weight"] = canon.initializer
+        return values
 
     @property
     def is_isolated(self) -> bool:
@@ -176,21 +205,30 @@ class Block(nn.Module):
         hook: AttentionHook | None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
-        normed = self.input_norms[0](x)
+        inputs = self.mixer_input(x, step, layer_cache)
         if hook is None:
-            mixed = self.mixer(normed, step, layer_cache)
+            mixed = self.mixer(inputs, step, layer_cache)
         else:
-            mixed = self.mixer(normed, step, layer_cache, hook)
-        return self.finish(x, step, mixed)
+            mixed = self.mixer(inputs, step, layer_cache, hook)
+        return self.finish(x, step, mixed, layer_cache)
 
-    def finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
+    def mixer_input(self, x: Tensor, step: AttentionPass, layer_cache: Any) -> Tensor:
+        """The input of the token mixer for the layer input x (B, T, C)."""
+        normed = self.input_norms[0](x)
+        return normed if self.canon_a is None else self.canon_a(normed, step.context, layer_cache)
+
+    def finish(self, x: Tensor, step: AttentionPass, mixed: Tensor, layer_cache: Any) -> Tensor:
         """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K,
         C)."""
         r = self.residual_multiplier
-        x = torch.add(step.context.of_queries(x), self.output_norms[0](mixed), alpha=r)
+        context = step.context
+        x = torch.add(context.of_queries(x), self.output_norms[0](mixed), alpha=r)
         if x.shape[1] == 0:
             return x
-        update = self.output_norms[1](self.mlp(self.input_norms[1](x)))
+        normed = self.input_norms[1](x)
+        if self.canon_c is not None:
+            normed = self.canon_c(normed, context, layer_cache)
+        update = self.output_norms[1](self.mlp(normed, context, layer_cache))
         return self.scaled(torch.add(x, update, alpha=r))
 
     def scaled(self, x: Tensor) -> Tensor:

@@ -141,20 +141,20 @@ class CachedTail:
         self._stored: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}  # copies, of a static cache
 
-    def extend(self, x: Tensor, count: int) -> Tensor:
+    def extend(self, x: Tensor, count: int, name: str = "inputs") -> Tensor:
         """Features x (B, T, C) of this pass, after those of the last `count` tokens of earlier
-        passes, which are 0 where there are none."""
-        last = self._stored.get("inputs")
+        passes, which are 0 where there are none. Features of different kinds have names."""
+        last = self._stored.get(name)
         if last is None:
             last = x.new_zeros(len(x), count, x.shape[2])
         inputs = torch.cat([last, x], dim=1)
-        self._store("inputs", inputs[:, inputs.shape[1] - count :])
+        self._store(name, inputs[:, inputs.shape[1] - count :])
         return inputs
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows, in this order; tensors that apply to all rows stay."""
         for name, x in self._stored.items():
-            if len(x) > 1 or name in ("memory", "inputs"):
+            if len(x) > 1 or name != "document":
                 self._stored[name] = x.index_select(0, rows.to(x.device))
 
     def mark(self) -> None:

@@ -86,6 +86,7 @@ class MupSettings(StrictSettings):
 
 
 Activation = Literal["silu", "gelu_tanh"]
+CanonPlace = Literal["A", "B", "C", "D"]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 _CHOICES = {"mixer", "position"}  # of a kind, with a name
 
@@ -171,6 +172,12 @@ class ModelSettings(StrictSettings):
         "input: one number per head or per channel",
         "none",
     )
+    canon: tuple[CanonPlace, ...] = optional(
+        "Canon layers, which add a convolution over the last tokens: before the token mixer (A), "
+        "on queries, keys and values of softmax attention (B), before (C) and in (D) the MLP",
+        (),
+    )
+    canon_width: int = optional("tokens that a Canon layer reads, its own included", 4, ge=2)
     mup: MupSettings | None = optional(
         "learning rates that transfer across widths: matrices use lr · base_dim / "
         "dim, and the head's input is divided by dim / base_dim; null: standard parametrization"
@@ -306,6 +313,8 @@ class ModelSettings(StrictSettings):
             qk_norm=self.qk_norm,
             value_norm=self.value_norm,
             attention_bias=self.attention_bias,
+            canon=self.canon,
+            canon_width=self.canon_width,
         )
 
     def _value(self, key: str, own: LayerKindSettings | None) -> Any:

@@ -231,16 +231,15 @@ class ShardedWindow:
     ) -> Tensor:
         """`run` where all gathers start before the first attention, in the same order on all ranks,
         so that those of later chunks overlap with it."""
-        normed = [block.input_norms[0](part) for part, _ in chunks]
-        plans = []
-        for own, (_, step) in zip(normed, chunks, strict=True):
-            plan, k, v = block.mixer.project(own, step, cache)
-            cache.start(k, v)
-            plans.append(plan)
+        inputs = [block.mixer_input(part, step, cache) for part, step in chunks]
+        projected = []
+        for own, (_, step) in zip(inputs, chunks, strict=True):
+            projected.append(block.mixer.project(own, step, cache))
+            cache.start(projected[-1].k, projected[-1].v)
         outputs = []
-        for own, (part, step), plan in zip(normed, chunks, plans, strict=True):
-            mixed = block.mixer.attend(own, step, plan, *cache.finish(), hook)
-            outputs.append(block.finish(part, step, mixed))
+        for own, (part, step), each in zip(inputs, chunks, projected, strict=True):
+            mixed = block.mixer.attend(own, step, each, *cache.finish(), hook)
+            outputs.append(block.finish(part, step, mixed, cache))
         return torch.cat(outputs, dim=1)
 
 
@@ -251,17 +250,17 @@ class GatheredLayer:
     def __init__(self, window: ShardedWindow):
         self.window = window
         self.shard = window.shard
-        self._inputs: Tensor | None = None  # the last inputs of earlier passes
-        self._inputs_turn = 0
+        self._inputs: dict[str, Tensor] = {}  # the last inputs of earlier passes
+        self._inputs_turn: dict[str, int] = {}
 
-    def extend(self, x: Tensor, count: int) -> Tensor:
+    def extend(self, x: Tensor, count: int, name: str = "inputs") -> Tensor:
         """See `CachedTail.extend`."""
-        turn = self._inputs_turn
-        self._inputs_turn += 1
+        turn = self._inputs_turn.get(name, 0)
+        self._inputs_turn[name] = turn + 1
         own = x[:, max(0, x.shape[1] - count) :]
         own = F.pad(own, (0, 0, count - own.shape[1], 0))
         tails = self._wait(self._start(own, turn), turn)
-        last = self._inputs
+        last = self._inputs.get(name)
         if last is None:
             last = torch.zeros_like(tails[0])
         before = [last]
@@ -270,7 +269,7 @@ class GatheredLayer:
             whole = torch.cat([last, tail[:, count - new :]], dim=1)
             last = whole[:, new:]
             before.append(last)
-        self._inputs = last
+        self._inputs[name] = last
         # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
         place = self.shard.chunks[turn] % self.shard.size
         return torch.cat([torch.stack(before)[place], x], dim=1)

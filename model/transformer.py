@@ -138,11 +138,11 @@ class Transformer(nn.Module):
         embedding_std = min(0.1 * base_dim**-0.5, 2 / base_dim) if s.tie_embeddings else 1.0
         draw(self.embed.weight, embedding_std)
         for block in self.layers:
-            given = block.mixer.initial_values
+            given = block.initial_values
             for name, weight in block.named_parameters():
                 if name.startswith("attention.position."):
                     continue
-                initializer = given.get(name.removeprefix("attention."))
+                initializer = given.get(name)
                 if initializer is not None:
                     with torch.no_grad():
                         weight.copy_(initializer(weight.shape, generator))
@@ -359,15 +359,20 @@ class Transformer(nn.Module):
             for chunk, visible in zip(chunks, keys, strict=True)
         ]
         last_passes = passes
-        if keep < tokens.shape[1]:
+        if keep < tokens.shape[1] and not self._needs_every_output:
             queries = chunks[0].positions.last(keep)
             last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
 
         def passes_of(name: str, is_last: bool) -> list[AttentionPass]:
             return [each[name] for each in (last_passes if is_last else passes)]
 
-        x = self._through_layers(x, passes_of, cache, hooks)
+        x = self._through_layers(x, passes_of, cache, hooks, keep)
         return self._outputs(x, targets, reduction, z_loss)
+
+    @property
+    def _needs_every_output(self) -> bool:
+        """Whether the MLP of a token reads the outputs of the token mixer for earlier tokens."""
+        return not {"C", "D"}.isdisjoint(self.settings.canon)
 
     def _through_layers(
         self,
@@ -375,8 +380,10 @@ class Transformer(nn.Module):
         passes_of: Callable[[str, bool], Iterable[AttentionPass]],
         cache: Cache | CarriedState | ShardedWindow | None,
         hooks: Hooks | None,
+        keep: int,
     ) -> Tensor:
-        """The embeddings x (B, T, C) → normalized hidden states (B, K, C).
+        """The embeddings x (B, T, C) → normalized hidden states (B, K, C) of the last `keep`
+        tokens.
 
         Args:
             passes_of: the passes of a scheme instance, by its name and whether they are those of
@@ -392,7 +399,7 @@ class Transformer(nn.Module):
             layer_cache = layer_caches[i]
             hook = None if hooks is None else hooks[i]
             x = block(x, passes_of(name, i == last), layer_cache, hook)
-        return self.norm(x)
+        return self.norm(x[:, x.shape[1] - keep :])
 
     def _stream(
         self,
@@ -411,14 +418,14 @@ class Transformer(nn.Module):
         def passes(name: str, is_last: bool) -> Iterator[AttentionPass]:
             for new, keys, last in chunks:
                 chunk = self.prepare(new)
-                queries = last if is_last else new
+                queries = last if is_last and not self._needs_every_output else new
                 made = self.passes(len(x), chunk, keys, queries, window.positions, [name])
                 yield made[name]
 
         x = self.embed_tokens(tokens)
         for part, new in zip(window.split(x), window.own, strict=True):
             part.copy_(self.embed_chunk(part, self.prepare(new)))
-        return self._through_layers(x, passes, window, hooks)
+        return self._through_layers(x, passes, window, hooks, keep)
 
     def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:
         """The positions of the keys by layer kind, for each of this rank's chunks."""
@@ -530,10 +537,12 @@ class Transformer(nn.Module):
     def cached_numbers(self, tokens: int) -> int:
         """Numbers in the cache of one row of `tokens` tokens, over all layers."""
         layers = zip(self.layers, self.layer_schemes, strict=True)
-        return sum(
+        keys = sum(
             block.mixer.cached_numbers(tokens, self.position[name].key_features)
             for block, (name, _) in layers
         )
+        canons = [layer for block in self.layers for layer in block.canons.values()]
+        return keys + sum(layer.cached_numbers for layer in canons)
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())

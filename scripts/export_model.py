@@ -59,6 +59,12 @@ def main() -> None:
         metavar="N",
         help="multiples of the trained length at which logits are compared; default: 1 4 16",
     )
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="in the format of released models whose class transformers does not have (Canon); "
+        "logits are not compared",
+    )
     args = parser.parse_args()
     load_extra("transformers")  # before the run is loaded
     check_new(args.out)
@@ -70,7 +76,12 @@ def main() -> None:
         console=console,
     )
     choice = export_folder(
-        run, args.out, dtype=args.dtype, multiples=args.multiples, console=console
+        run,
+        args.out,
+        dtype=args.dtype,
+        multiples=args.multiples,
+        published=args.published,
+        console=console,
     )
     name = choice.model_type or f"a generated modeling file ({choice.reason})"
     console.info(f"{args.out}: step {run.step}, {run.weights} weights, {name}")

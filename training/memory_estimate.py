@@ -84,10 +84,10 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per token saved for the backward pass.
 
     Per block: the inputs of its norms, before and after scaling, and the statistics of norms
-    and softmax, in float32; the outputs of the norms, what the mixer saves, and four vectors of the
-    feed-forward. With full checkpointing: the input of every block, and everything of one block.
-    With selective checkpointing also the outputs of attention and of all matrix products of every
-    block.
+    and softmax, in float32; the outputs of the norms, what the mixer saves, four vectors of the
+    feed-forward, and inputs and outputs of Canon layers. With full checkpointing: the input of
+    every block, and everything of one block. With selective checkpointing also the outputs of
+    attention and of all matrix products of every block.
     """
     s = model.settings
     size = layout.float_bytes
@@ -98,6 +98,7 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
         mixer = block.mixer
         norms = 4 if block.norm_placement == "both" else 2
         inner = norms * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
+        inner += sum(2 * len(canon.convolution.weight) for canon in block.canons.values())
         whole.append((2 * norms * s.dim + mixer.heads + norms) * size + inner * low)
         stored += s.dim * size
         if layout.checkpointing == "selective":

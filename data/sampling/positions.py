@@ -173,6 +173,33 @@ class SubsetPositions(PlainPositions):
         return _sorted(placed, drawn, placed.document * self.max_length)
 
 
+class MultiplePositions(PlainPositions):
+    """Positions of CLEX (Chen et al. 2024, arXiv:2310.16450): a random ordered subset of t times as
+    many positions, with t ~ U{1 ... max_factor} per text.
+
+    A text of n tokens has the positions 0, n·t − 1, and others in between, drawn without
+    replacement. (The authors' code draws one t per batch.)
+    """
+
+    name: Literal["random_multiple"] = "random_multiple"
+    max_factor: int = setting(16, "largest t, that of the scheme", ge=1, le=10_000)
+
+    def position_end(self, length):
+        return length * self.max_factor
+
+    def apply(self, placed, draws):
+        n = placed.lengths()
+        end = n * (1 + below(draws.draw("factor"), self.max_factor))
+        keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
+        order, end, n, *keys = np.broadcast_arrays(placed.order, end, n, *keys)
+        drawn = np.where(order == 0, 0, end - 1)
+        inner = (order > 0) & (order < n - 1)
+        for size in np.unique(end[inner]):
+            at = inner & (end == size)
+            drawn[at] = 1 + shuffled(order[at] - 1, int(size) - 2, [key[at] for key in keys])
+        return _sorted(placed, drawn, placed.document * (order.shape[1] * self.max_factor))
+
+
 class FloatPositions(PlainPositions):
     """Random float sampling (RFS, Shimizu et al. 2026, arXiv:2602.14050): sorted real positions
     from a fixed range, whatever the length.
@@ -272,6 +299,7 @@ PositionsSettings = Annotated[
     PlainPositions
     | OffsetPositions
     | SubsetPositions
+    | MultiplePositions
     | FloatPositions
     | CapePositions
     | PosePositions,

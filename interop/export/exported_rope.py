@@ -72,6 +72,8 @@ def rope_table(scheme: PositionalScheme) -> RopeTable | str:
     settings = scheme.settings
     if not isinstance(settings.remap, NoRemap):
         return f"remap {settings.remap.name} treats pairs differently by distance"
+    if settings.imaginary:
+        return "imaginary heads share the queries of others"
     if settings.scaling.untouched:
         return "scaling.first keeps the frequencies of the first positions"
     length = scheme.geometry.original_length

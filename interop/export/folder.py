@@ -15,6 +15,7 @@ from interop.export.native import choose_class
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
 from interop.export.tokenizer import control_ids, write_tokenizer
 from interop.extras import load_extra
+from interop.huggingface.families import FAMILIES
 from run_directory.console import Console
 from run_directory.run import LoadedRun, Run
 from run_directory.weights import weights_of
@@ -64,6 +65,7 @@ def export_folder(
     *,
     dtype: str = "float32",
     multiples: Sequence[int] = MULTIPLES,
+    published: bool = False,
     console: Console | None = None,
 ) -> ClassChoice:
     """Write a run to a new Hugging Face folder, and return the class that loads it; nothing is left
@@ -72,16 +74,20 @@ def export_folder(
     Args:
         dtype: of the stored weights, one of DTYPES.
         multiples: multiples of the trained length at which logits are compared.
+        published: in the format of released models whose class transformers does not have. The
+            folder has no code, and logits are not compared.
 
     Raises:
-        InteropError: the folder exists, a package is missing, or logits differ beyond the
-            tolerance.
+        InteropError: the folder exists, a package is missing, no published format represents the
+            model, or logits differ beyond the tolerance.
     """
     load_extra("transformers")
     check_new(out)
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
-    choice = choose_class(model)
+    choice = choose_class(model, published)
+    if published and choice.model_type is None:
+        raise InteropError(f"no published format represents the model: {choice.reason}")
     with space_for(weights_of(model), out), new_folder(out) as folder:
         controls = control_ids(run.tokenizer)
         write_model(model, choice, folder, controls)
@@ -90,9 +96,8 @@ def export_folder(
             run.tokenizer, folder, add_bos=run.settings.data.bos, max_length=model.train_length
         )
         parity = []
-        for result in measure(
-            model.float(), folder, choice.model_type, parity_lengths(model, multiples)
-        ):
+        lengths = [] if published else parity_lengths(model, multiples)
+        for result in measure(model.float(), folder, choice.model_type, lengths):
             console.info(
                 f"{result.length:,} tokens: logits differ by at most {result.difference:.1e} "
                 f"(tolerance {result.tolerance:.1e})"
@@ -137,6 +142,8 @@ def model_card(run: LoadedRun, choice: ClassChoice, parity: Sequence[Parity], dt
     requirements = GENERATED.format(reason=choice.reason)
     if choice.model_type:
         requirements = f"The folder contains no code; its class is {choice.model_type}."
+        if code := FAMILIES[choice.model_type].code:
+            requirements += f" transformers does not have it: add the modeling files of {code}."
     return CARD.format(
         name=run.folder.resolve().name,
         parameters=model.parameter_count(),

@@ -31,14 +31,19 @@ from model.position.temperature import FixedTemperature, Ministral3Temperature
 NO_SINK = -1e9
 
 
-def choose_class(model: Transformer) -> ClassChoice:
-    """The class of transformers that represents a model exactly."""
+def choose_class(model: Transformer, published: bool = False) -> ClassChoice:
+    """The class of transformers that represents a model exactly.
+
+    Args:
+        published: instead, a class of released models that transformers does not have.
+    """
     try:
         ours = DescribedModel.of_model(model)
     except NotRepresentable as reason:
         return ClassChoice(None, str(reason))
     nearest: tuple[str, list[str]] | None = None
-    for model_type, native_rope in itertools.product(FAMILIES, (True, False)):
+    names = [name for name, family in FAMILIES.items() if (family.code is not None) == published]
+    for model_type, native_rope in itertools.product(names, (True, False)):
         config = write_config(ours, model_type, native_rope)
         if config is None:
             continue

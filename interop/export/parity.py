@@ -74,7 +74,7 @@ def measure(
         InteropError: transformers cannot load the folder, some weights are missing or left over, or
             it rotates by other angles.
     """
-    theirs = _load(folder, model_type)
+    theirs = _load(folder, model_type) if lengths else None
     for length in lengths:
         with exact_angles(theirs, model, length):
             comparison = _compared(model, theirs, model_type, length)

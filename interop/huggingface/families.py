@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from errors import InteropError
-from interop.huggingface.reader import ConfigReader
+from interop.huggingface.reader import ConfigReader, shown
 from interop.huggingface.weight_names import WeightMap, weight_map
 from model import ModelSettings
 from model.mixers.mixer import LayerKind
@@ -45,6 +45,8 @@ class Family(NamedTuple):
 
     Attributes:
         architecture: the class of the causal language model in transformers.
+        code: the repository with that class if transformers does not have it. Only exports that ask
+            for a published format are of such a family.
         weights: names of the weights that layers of all types have.
         types: the types of layers; those with windows are of type FULL.
         keys: settings in config.json, where they are not those of `KEYS`.
@@ -76,6 +78,7 @@ class Family(NamedTuple):
     architecture: str
     weights: WeightMap
     types: Mapping[str, LayerType]
+    code: str | None = None
     keys: Mapping[str, str] = {}
     defaults: Mapping[str, Any] = {}
     computed: Mapping[str, Callable[[ConfigReader], Any]] = {}
@@ -232,6 +235,33 @@ def _query_scalar(scale: float, settings: Mapping[str, Any]) -> int:
     return scalar if abs(scalar - scale**-2) < 1e-9 * scalar else settings["head_dim"]
 
 
+def _canon_entries(types: list[str], kinds: list[LayerKind], thetas: list[float]) -> dict[str, Any]:
+    """Rotary settings under the keys that the released class reads."""
+    position = kinds[0].position
+    is_interleaved = getattr(position, "layout", None) == "interleaved"
+    dims = int(kinds[0].head_dim * getattr(position, "fraction", 1.0)) // 2 * 2
+    return {
+        "rope_theta": thetas[0],
+        "rope_dim": dims,
+        "rope_version": "lingua" if is_interleaved else "huggingface",
+    }
+
+
+def _heads_per_released(config: ConfigReader) -> tuple[float, float]:
+    """Our query and key/value heads for each of `num_attention_heads` and `num_key_value_heads`.
+    RoPE++ counts projected queries (imag2, EC), or heads that it halves (imag1, EH)."""
+    given = config.object("rope_config")
+    if not given.get("imag"):
+        return 1, 1
+    ratios = {"imag1": (1, 0.5), "imag2": (2, 1)}.get(str(given.get("imag_mode")))
+    if ratios is None or given.keys() - {"imag", "imag_mode"}:
+        raise InteropError(
+            f"{config.file}: rope_config = {shown(given)} cannot be imported: of RoPE++ only "
+            "imag_mode imag1 and imag2 without scaling are supported"
+        )
+    return ratios
+
+
 class Conversion(NamedTuple):
     """A key of families.yaml whose value is not that of our setting.
 
@@ -251,6 +281,24 @@ CONVERSIONS: dict[str, Conversion] = {
         lambda config: "all" if config.flag("attention_bias") else "none",
         "attention_bias",
         lambda value, settings: value == "all",
+    ),
+    "rope_pp_heads": Conversion(
+        lambda config: int(config.size("num_attention_heads") * _heads_per_released(config)[0]),
+        "num_attention_heads",
+    ),
+    "rope_pp_kv_heads": Conversion(
+        lambda config: int(config.size("num_key_value_heads") * _heads_per_released(config)[1]),
+        "num_key_value_heads",
+    ),
+    "canon_set": Conversion(
+        lambda config: tuple(sorted(set(config.get("canon_set") or ""))),
+        "canon_set",
+        lambda value, settings: "".join(value),
+    ),
+    "qk_norm": Conversion(
+        lambda config: "all_heads" if config.flag("qk_norm") else None,
+        "qk_norm",
+        lambda value, settings: value == "all_heads",
     ),
     "sqrt_hidden_size": Conversion(lambda config: config.size("hidden_size") ** 0.5),
     "query_pre_attn_scalar": Conversion(
@@ -364,6 +412,15 @@ _COMPUTED: dict[str, dict[str, Any]] = {
                 config.size("hidden_size") // config.size("num_attention_heads")
             )
         },
+    },
+    "LlamaCanon": {
+        "computed": {
+            "rope_interleave": lambda config: config.get("rope_version") == "lingua",
+            "partial_rotary_factor": lambda config: (
+                config.size("rope_dim", config.size("head_dim")) / config.size("head_dim")
+            ),
+        },
+        "written": _canon_entries,
     },
     "kimi_linear": {
         "computed": {"max_position_embeddings": lambda config: config.get("model_max_length")},

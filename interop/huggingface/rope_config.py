@@ -169,6 +169,8 @@ def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
     if source.kind == "proportional":
         share = parameters.number("partial_rotary_factor", float, 1.0)
         settings |= {"name": "p_rope", "share": share}
+    if source.config.object("rope_config").get("imag"):
+        settings["imaginary"] = True
     settings["scaling"], original_length = _KINDS[source.kind](source)
     if source.fraction != 1:
         settings["fraction"] = source.fraction

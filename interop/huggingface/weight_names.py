@@ -21,7 +21,7 @@ WeightMap = Mapping[str, str]  # of a layer
 
 # The norms that multiply by 1 + weight in families with `one_plus_norms`.
 _ONE_PLUS_NORM = re.compile(r".*(layernorm|[qk]_norm|model\.norm)\.weight")
-_CONVOLUTION = re.compile(r".*\.conv(1d)?\.weight")  # (C, 1, W) in transformers
+_CONVOLUTION = re.compile(r".*\.(conv(1d)?|canon[A-D])\.weight")  # (C, 1, W) in files
 _FORGET_GATE = re.compile(r".*\.forget_gate\.A_log")  # (1, 1, H, 1) in transformers
 # Buffers that old versions saved beside the weights; they follow from the config.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")

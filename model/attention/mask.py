@@ -144,7 +144,9 @@ def visibility_mask(
         sinks: number of tokens at the start of each document that stay visible outside the window.
     """
     is_plain = queries.layout == "plain"
-    offset = keys.count - queries.count
+    # A difference of symbolic sizes, even if it is 0, is an input of the mask, which torch < 2.13
+    # cannot compile in FlexAttention.
+    offset = 0 if queries is keys else keys.count - queries.count
     q_order = queries.order.expand(batch, -1)
     k_order = keys.order.expand(batch, -1)
     q_document = queries.document.expand(batch, -1)

@@ -159,7 +159,7 @@ class PackedBlock:
         self.multiplier = block.residual_multiplier
         self.scaled = block.scaled
         self.widths = [linear.out_features for linear in qkv]
-        self.heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+        self.heads = [attention.query_heads, attention.kv_heads, attention.kv_heads]
         has_norms = not isinstance(attention.q_norm, nn.Identity)
         self.has_norms = has_norms or not isinstance(attention.v_norm, nn.Identity)
         self.gate = JoinedLinear(gates[0]) if gates else None
@@ -222,9 +222,9 @@ class PackedBlock:
         plan = step.plan.bind(inputs, layer_cache)
         q, k, v = (part.unsqueeze(2) for part in self._projected(x))
         k = attention.shifted(k, step, layer_cache)
-        k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
-        views = attention.views(plan, q, k, step, inputs)
-        return attention.weighted(views, v).reshape(len(x), -1)
+        keys, values = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
+        views = attention.views(plan, q, keys, step, inputs)
+        return attention.excluding(attention.weighted(views, values), v).reshape(len(x), -1)
 
 
 class PlainBlock:
@@ -249,7 +249,9 @@ class PackedModel:
     def __init__(self, model: Transformer):
         self.model = model
         self.blocks = [
-            PackedBlock(block) if isinstance(block.mixer, Attention) else PlainBlock(block)
+            PackedBlock(block)
+            if isinstance(block.mixer, Attention) and not block.canons
+            else PlainBlock(block)
             for block in model.layers
         ]
         self._norm = PackedNorm(model.norm)

@@ -85,7 +85,8 @@ class PlannedLayer:
         else:
             by_head = scores.view(len(x), -1, 1, scores.shape[2])
             weights = self._normalizer(by_head).view_as(scores)
-        return torch.bmm(weights, self._values).view(len(x), -1)
+        out = torch.bmm(weights, self._values).view(len(x), -1, 1, v.shape[2])
+        return self._attention.excluding(out, v[:, :, None]).view(len(x), -1)
 
 
 class PlannedDecoder:

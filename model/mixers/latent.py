@@ -14,7 +14,7 @@ from torch import nn
 from errors import ModelError
 from model.attention.mask import by_head
 from model.mixers.mixer import LayerKind, MixerSettings
-from model.mixers.softmax import HeadNorm, KeyMixer
+from model.mixers.softmax import HeadNorm, KeyMixer, ProjectedTokens
 from model.position import SCHEMES
 from settings.fields import setting
 
@@ -99,22 +99,27 @@ class LatentAttention(KeyMixer):
             )
 
     def project(self, x, step, layer_cache):
-        """The plan for the layer input x (B, T, C), the slice of new keys as it is cached
+        """For the layer input x (B, T, C): whole queries, the slice of new keys as it is cached
         (B, 1, T, D), and the compressed keys and values (B, 1, T, rank)."""
         plan = step.plan.bind(x, layer_cache)
         latent, rotated = self.w_down(x).split([self.mixer.rank, self.head_dim], dim=-1)
-        return plan, plan.write(rotated[:, None]), self.latent_norm(latent)[:, None]
+        read = step.context.of_queries(x)
+        q = read if self.mixer.query_rank is None else self.q_norm(self.wq_down(read))
+        return ProjectedTokens(
+            plan,
+            q=by_head(self.wq(q), self.heads),
+            k=plan.write(rotated[:, None]),
+            v=self.latent_norm(latent)[:, None],
+        )
 
-    def attend(self, x, step, plan, k, v, hook=None):
+    def attend(self, x, step, own, k, v, hook=None):
         """(B, K, C) for the K queries of the pass, with the slices (B, 1, S, D) and compressed
         vectors (B, 1, S, rank) of all keys."""
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
         m = self.mixer
-        q = x if m.query_rank is None else self.q_norm(self.wq_down(x))
-        q = by_head(self.wq(q), self.heads)
-        q_unrotated, q = q.split([m.unrotated_dim, self.head_dim], dim=-1)
+        q_unrotated, q = own.q.split([m.unrotated_dim, self.head_dim], dim=-1)
         up = self.w_up.weight.view(self.heads, -1, m.rank)
         up_keys, up_values = up.split([m.unrotated_dim, self.value_dim], dim=1)
         is_absorbed = hook is None and self.is_absorbed(q.shape[2], k.shape[2])
@@ -126,7 +131,7 @@ class LatentAttention(KeyMixer):
             values = v @ up_values.mT
 
         views = []
-        for view in plan.read(q, k):
+        for view in own.plan.read(q, k):
             whole_q = torch.cat([q_unrotated, view.q], dim=-1)
             whole_q = self.position.scale_queries(whole_q, step.factors, x)
             rotated_k = view.k.expand(-1, unrotated.shape[1], -1, -1)

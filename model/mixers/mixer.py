@@ -65,6 +65,8 @@ class LayerKind:
     qk_norm: bool | Literal["all_heads"]
     value_norm: bool
     attention_bias: Literal["none", "qkv", "all"]
+    canon: tuple[str, ...]
+    canon_width: int
 
     def modifiers(self) -> Modifiers:
         """Temperature, sink and weights of a new layer."""
@@ -105,12 +107,14 @@ class Mixer(nn.Module, ABC):
             hooks. Otherwise its cache is a state of constant size.
         has_queries: whether it has queries and keys, which schemes may change.
         has_gate: whether it supports the gate of its output.
+        shares_queries: whether several heads may share a projected query.
         position: temperature, sink and weights of the layer.
     """
 
     has_attention_weights: ClassVar[bool] = False
     has_queries: ClassVar[bool] = True
     has_gate: ClassVar[bool] = False
+    shares_queries: ClassVar[bool] = False
     position: Modifiers
     mixer: Any  # MixerSettings; subclasses declare their own
 
@@ -135,6 +139,13 @@ class Mixer(nn.Module, ABC):
             raise ModelError(
                 f"gate = {kind.gate} is not supported by layers with mixer.name = "
                 f"{kind.mixer.name}: set gate to none"
+            )
+        shared = kind.position.heads_per_query
+        if shared > 1 and (not cls.shares_queries or kind.heads // kind.kv_heads % shared):
+            raise ModelError(
+                f"{where}: scheme '{kind.position.name}' with these settings has {shared} heads to "
+                f"a query, which requires mixer.name = attention and a multiple of {shared} heads "
+                "to each of kv_heads"
             )
         if not cls.has_attention_weights:
             check_scheme(where, kind, geometry, cls.has_queries)

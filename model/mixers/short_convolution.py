@@ -1,16 +1,18 @@
-"""Short causal convolutions: those of recurrent layers, and gated ones as a token mixer, LFM2
-(arXiv:2511.23404)."""
+"""Short causal convolutions: those of recurrent layers, Canon layers, and gated ones as a token
+mixer, LFM2 (arXiv:2511.23404)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.cache import CachedTail
 from model.mixers.layer_state import LayerState
 from model.mixers.mixer import LayerKind, Mixer, MixerSettings
+from model.position import AttentionContext
 from model.position.content import causal_convolution
-from model.position.interface import constant
+from model.position.interface import Initializer, constant, uniform
 from settings.fields import setting
 
 
@@ -38,6 +40,41 @@ class CausalConvolution(nn.Module):
         if self.bias is not None:
             out = out + self.bias
         return F.silu(out) if self.silu else out
+
+
+class Canon(nn.Module):
+    """A Canon layer, x_t + Σ_j w_j ⊙ x_{t−j} over the last W = 4 tokens of the same document.
+    Allen-Zhu 2025 (arXiv:2512.17351), as in the released models: no activation and no bias.
+
+    There is one on the input of the token mixer (A), on the queries, keys and values of softmax
+    attention together, before positions (B), on the input of the MLP (C), and on both projections
+    of the MLP before its activation (D); `model.canon` lists them. Initial weights are those of
+    torch's Conv1d, U(−1/√W, 1/√W).
+    """
+
+    def __init__(self, place: str, channels: int, width: int):
+        super().__init__()
+        self.place = place
+        self.convolution = CausalConvolution(channels, width, silu=False)
+
+    @property
+    def initializer(self) -> Initializer:
+        """Of the weights."""
+        bound = self.convolution.weight.shape[1] ** -0.5
+        return uniform(-bound, bound)
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers in the cache of one row: the inputs of the last W − 1 tokens."""
+        channels, width = self.convolution.weight.shape
+        return channels * (width - 1)
+
+    def forward(self, x: Tensor, context: AttentionContext, layer_cache: Any) -> Tensor:
+        """Outputs (B, T, C) for the new tokens x (B, T, C) of the pass, whose inputs the cache of
+        the layer keeps."""
+        tail = layer_cache or CachedTail()
+        extended = tail.extend(x, self.convolution.weight.shape[1] - 1, f"canon_{self.place}")
+        return x + self.convolution(extended, context.document_order)
 
 
 class ShortConvolutionMixer(MixerSettings):

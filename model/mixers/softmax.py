@@ -2,29 +2,62 @@
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
-from model.attention.mask import AttentionView, by_head
+from model.attention.mask import AttentionView, by_head, repeated
 from model.cache import CachedTail, LayerCache
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings
+from model.mixers.short_convolution import Canon
 from model.position import AttentionPlan
+from model.position.interface import constant
 from model.sharding import GatheredKeys
+from settings.fields import optional
 
 
 class AttentionMixer(MixerSettings):
-    """Softmax attention."""
+    """Softmax attention.
+
+    `exclusive` is XSA (Zhai 2026, arXiv:2603.09078): each head's output y of a token with value v
+    becomes y − a·(y·v)/|v|²·v, with a = 1 as in the paper, or a = tanh(α), α learned per head from
+    0, as in the record of modded-nanogpt (2026-04-29).
+    """
 
     scales_logits: ClassVar[bool] = True
 
     name: Literal["attention"] = "attention"
+    exclusive: Literal["none", "full", "learned"] = optional(
+        "subtract each output's component along the token's own value: all of it, or a "
+        "learned share per head",
+        "none",
+    )
+
+    def describe(self):
+        return "" if self.exclusive == "none" else "exclusive attention"
 
 
 KeyCache = LayerCache | GatheredKeys
+
+
+class ProjectedTokens(NamedTuple):
+    """What a layer with keys computes of the tokens of a pass.
+
+    Attributes:
+        plan: for the layer input.
+        q: (B, ·, K, ·) projected queries.
+        k: (B, G, T, ·) new keys as they are cached.
+        v: (B, G, T, ·) values.
+    """
+
+    plan: AttentionPlan
+    q: Tensor
+    k: Tensor
+    v: Tensor
 
 
 class HeadNorm(nn.RMSNorm):
@@ -44,10 +77,11 @@ class KeyMixer(Mixer):
 
     def forward(self, x, step, layer_cache, hook=None):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        plan, k, v = self.project(x, step, layer_cache)
+        own = self.project(x, step, layer_cache)
+        k, v = own.k, own.v
         if layer_cache is not None:
             k, v = layer_cache.append(k, v)  # (B, G, S, ·)
-        return self.attend(x, step, plan, k, v, hook)
+        return self.attend(x, step, own, k, v, hook)
 
     @abstractmethod
     def project(
@@ -55,16 +89,15 @@ class KeyMixer(Mixer):
         x: Tensor,
         step: AttentionPass,
         layer_cache: KeyCache | None,
-    ) -> tuple[AttentionPlan, Tensor, Tensor]:
-        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
-        values (B, G, T, ·)."""
+    ) -> ProjectedTokens:
+        """The projections of the layer input x (B, T, C)."""
 
     @abstractmethod
     def attend(
         self,
         x: Tensor,
         step: AttentionPass,
-        plan: AttentionPlan,
+        own: ProjectedTokens,
         k: Tensor,
         v: Tensor,
         hook: AttentionHook | None = None,
@@ -115,20 +148,22 @@ class Projection(Mixer):
         self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
-        of_queries = kind.heads * kind.head_dim
+        of_outputs = kind.heads * kind.head_dim
+        self.query_heads = kind.heads // kind.position.heads_per_query
+        of_queries = self.query_heads * kind.head_dim
         of_keys = kind.kv_heads * kind.head_dim
         self.wq = nn.Linear(kind.dim, of_queries, bias=bias)
         self.wk = nn.Linear(kind.dim, of_keys, bias=bias)
         self.wv = nn.Linear(kind.dim, of_keys, bias=bias)
-        self.wo = nn.Linear(of_queries, kind.dim, bias=kind.attention_bias == "all")
-        self.q_norm = self._norm(kind, kind.heads)
+        self.wo = nn.Linear(of_outputs, kind.dim, bias=kind.attention_bias == "all")
+        self.q_norm = self._norm(kind, self.query_heads)
         self.k_norm = self._norm(kind, kind.kv_heads)
         self.v_norm: nn.Module = nn.Identity()
         if kind.value_norm:
             self.v_norm = nn.RMSNorm(kind.head_dim, kind.norm_eps, elementwise_affine=False)
         self.wg = None
         if kind.gate != "none":
-            gates = kind.heads if kind.gate == "head" else of_queries
+            gates = kind.heads if kind.gate == "head" else of_outputs
             self.wg = nn.Linear(kind.dim, gates, bias=False)
         self.position = kind.modifiers()
 
@@ -164,11 +199,47 @@ class Attention(KeyMixer, Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
+    shares_queries = True
+    mixer: AttentionMixer
+
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
+        is_learned = self.mixer.exclusive == "learned"
+        self.exclusion = nn.Parameter(torch.empty(kind.heads)) if is_learned else None
+        widths = [linear.out_features for linear in (self.wq, self.wk, self.wv)]
+        has_canon = "B" in kind.canon
+        self.canon = Canon("B", sum(widths), kind.canon_width) if has_canon else None
+
+    @property
+    def initial_values(self):
+        return {} if self.exclusion is None else {"exclusion": constant(0.0)}
+
+    def excluding(self, out: Tensor, own: Tensor) -> Tensor:
+        """The heads' outputs (B, H, K, D) without their components along the values of the same
+        tokens (B, G, K, D)."""
+        if self.mixer.exclusive == "none":
+            return out
+        unit = F.normalize(repeated(own, self.heads), dim=-1)
+        component = (out * unit).sum(-1, keepdim=True) * unit
+        if self.exclusion is not None:
+            component = component * self.exclusion.tanh()[:, None, None].to(out.dtype)
+        return out - component
+
     def project(self, x, step, layer_cache):
         plan = step.plan.bind(x, layer_cache)
+        context = step.context
+        read = x if self.canon is not None else context.of_queries(x)
+        q = self.normalized(self.q_norm, self.wq(read))
         k = self.normalized(self.k_norm, self.wk(x))
-        v = self.v_norm(self.split(self.wv(x)))
-        return plan, plan.write(self.shifted(k, step, layer_cache)), v
+        v = self.split(self.wv(x))
+        if self.canon is not None:
+            heads = [part.shape[1] for part in (q, k, v)]
+            joint = torch.cat([q, k, v], dim=1).transpose(1, 2).flatten(2)
+            joint = by_head(self.canon(joint, context, layer_cache), sum(heads))
+            q, k, v = joint.split(heads, dim=1)
+            q = context.of_queries(q, dim=2)
+        k = plan.write(self.shifted(k, step, layer_cache))
+        return ProjectedTokens(plan, q, k, self.v_norm(v))
 
     def shifted(self, k: Tensor, step: AttentionPass, layer_cache: KeyCache | None) -> Tensor:
         """New keys (B, G, T, D), some of whose features are those of the previous token; see
@@ -184,13 +255,13 @@ class Attention(KeyMixer, Projection):
         moved = torch.where(has_earlier[:, None, :, None], earlier, moved)
         return torch.cat([kept, moved], dim=-1)
 
-    def attend(self, x, step, plan, k, v, hook=None):
+    def attend(self, x, step, own, k, v, hook=None):
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        q = self.normalized(self.q_norm, self.wq(x))
-        views = self.views(plan, q, k, step, x)
-        return self.joined(self.weighted(views, v, hook), x)
+        views = self.views(own.plan, own.q, k, step, x)
+        out = self.weighted(views, v, hook)
+        return self.joined(self.excluding(out, step.context.of_queries(own.v, dim=2)), x)
 
     def views(
         self,
@@ -200,8 +271,9 @@ class Attention(KeyMixer, Projection):
         step: AttentionPass,
         x: Tensor,
     ) -> list[AttentionView]:
-        """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
-        C)."""
+        """The plan's views of the projected queries (B, ·, K, D), with the temperature of the
+        inputs x (B, K, C)."""
+        q = repeated(q, self.heads)
 
         def scaled(q: Tensor) -> Tensor:
             return self.position.scale_queries(q, step.factors, x)

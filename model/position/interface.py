@@ -265,6 +265,8 @@ class PositionSettings(StrictSettings):
     test_time: ClassVar[frozenset[str]] = frozenset({"window", "sinks", "temperature"})
     # Whether each layer has its own instance of the scheme, with its own parameters.
     per_layer: ClassVar[bool] = False
+    # Number of consecutive heads that share one projected query, which the scheme maps differently.
+    heads_per_query: ClassVar[int] = 1
 
     name: str
     window: int | None = setting(

@@ -363,7 +363,53 @@ class Streaming(Remap):
         )
 
 
+class String(Remap):
+    """STRING: distances from S on become d − S + W. An et al. 2024 (arXiv:2410.18745).
+
+    Long distances, which are rare in training, are replaced by shorter ones; up to L0 + S − W
+    tokens stay within trained distances. The authors apply it within L0, with L0 − S between a
+    quarter and 0.4 of L0. At the prompt, their code counts the key at distance S twice, at S and at
+    W; while decoding, and here, it is at W.
+    """
+
+    name: Literal["string"] = "string"
+    distance: int | None = setting(
+        None,
+        "S: distances below it are unchanged; null: 67% of the original length",
+        ge=1,
+    )
+    local: int | None = setting(
+        None,
+        "W, the new distance of keys at distance S; null: 128, or S / 4 if that is less",
+        ge=0,
+    )
+
+    def _sizes(self, context: RemapContext) -> tuple[int, int]:
+        """S and W."""
+        length = context.original_length
+        distance = self.distance or length - int(0.33 * length)
+        return distance, min(128, distance // 4) if self.local is None else self.local
+
+    def keeps(self, length, context):
+        return length <= self._sizes(context)[0]
+
+    def maps(self, n, stretch, context):
+        distance, local = self._sizes(context)
+        return n, n - distance + local
+
+    def branches(self, context):
+        distance, local = self._sizes(context)
+        if local >= distance:
+            raise ModelError(
+                f"remap.local {local} must be smaller than remap.distance {distance}: reduce it"
+            )
+        return (
+            RemapBranch(0, 0, lambda n, m, order: n - m < distance),
+            RemapBranch(1, 0, lambda n, m, order: n - m >= distance),
+        )
+
+
 AnyRemap = Annotated[
-    NoRemap | ReRope | LeakyReRope | SelfExtend | DualChunk | LambdaLimit | Streaming,
+    NoRemap | ReRope | LeakyReRope | SelfExtend | DualChunk | LambdaLimit | Streaming | String,
     Field(discriminator="name"),
 ]

@@ -67,6 +67,8 @@ class Scaling(StrictSettings):
 
     def describe(self, length: int, original_length: int) -> str:
         """The method for a sequence of `length` tokens, e.g. `yarn factor 4 (auto)`."""
+        if "factor" not in type(self).model_fields:
+            return self.name
         kind = " (auto)" if self.depends_on_length else ""
         return f"{self.name} factor {self.stretch(length, original_length):g}{kind}"
 
@@ -88,9 +90,6 @@ class DropScaling(Scaling):
 
     def frequencies(self, plain, stretch, original_length):
         return torch.zeros_like(plain), 1.0
-
-    def describe(self, length, original_length):
-        return self.name
 
 
 class FactorScaling(Scaling):
@@ -419,8 +418,37 @@ class ClippedScaling(Scaling):
         scaled[len(plain) - count :] *= (1 + angles.cos()) / 2
         return scaled, 1.0
 
-    def describe(self, length, original_length):
-        return self.name
+
+class PowerScaling(Scaling):
+    """Giraffe's power basis, θ_k·(1 − k/R)^p: slow pairs are slowed down more than fast ones.
+
+    Pal et al. 2023 (arXiv:2308.10882), in the form of the released code.
+    """
+
+    name: Literal["power"] = "power"
+    power: float = setting(0.5, "exponent p", gt=0)
+
+    def frequencies(self, plain, stretch, original_length):
+        k = torch.arange(len(plain), dtype=torch.float64, device="cpu")
+        return plain * (1 - k / len(plain)) ** self.power, 1.0
+
+
+class TruncatedScaling(Scaling):
+    """Giraffe's truncated basis: pairs that complete a turn within L0 tokens are kept, those that
+    complete less than 1/8 do not rotate, and those between complete 1/16.
+
+    Pal et al. 2023 (arXiv:2308.10882); both thresholds and the frequency between are those of the
+    released code, where the paper leaves three numbers open. The authors train with it.
+    """
+
+    name: Literal["truncated"] = "truncated"
+    length: int | None = setting(None, "L0 of the thresholds; null: original_length", ge=1)
+
+    def frequencies(self, plain, stretch, original_length):
+        length = self.length or original_length
+        turns = turns_within(plain, length)
+        slow = torch.where(turns < 1 / 8, 0.0, 2 * math.pi / (16 * length))
+        return torch.where(turns < 1, slow, plain), 1.0
 
 
 AnyScaling = Annotated[
@@ -433,6 +461,8 @@ AnyScaling = Annotated[
     | LongRoPEScaling
     | Llama3Scaling
     | ClippedScaling
+    | PowerScaling
+    | TruncatedScaling
     | DropScaling,
     Field(discriminator="name"),
 ]

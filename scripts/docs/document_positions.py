@@ -20,6 +20,7 @@ from data.data_settings import DataSettings
 from data.files import write_text
 from evaluation.reports.document import markdown_table
 from model import SCHEMES, ModelSettings
+from model.mixers.short_convolution import Canon
 from model.model_settings import LayerKindSettings
 from model.position import PositionalScheme, PositionSettings
 from settings.script import Parser, run_main
@@ -39,14 +40,31 @@ KINDS = """\
 each, for example `near: {position: {name: rope, window: 128}}`. A change at test time such as `model.position.window=64`
 applies to every kind that supports it, `model.kinds.far.position.window=64` to one."""
 
+METHODS = """## Methods that are settings
+
+Methods of papers that are settings of a scheme, a mixer or the model, and the command that trains each. `evaluate.py RUN
+"lengths=[256,512,1024,2048]"` and `generate.py RUN --prompt "def "` then read its run, at one to eight times the length and
+with its cache.
+
+| method | settings | trained by |
+| --- | --- | --- |
+| Canon layers (arXiv:2512.17351) | `model.canon`, [below](#canon-layers) | `python train.py configs/tiny.yaml configs/position/canon.yaml` |
+| Exclusive attention, XSA (arXiv:2603.09078) | `model.mixer.exclusive` | `python train.py configs/tiny.yaml configs/mixer/exclusive.yaml` |
+| RoPE++ (arXiv:2512.07525) | `imaginary` of [rope](#rope) | `python train.py configs/tiny.yaml configs/position/rope_pp.yaml` |
+| GRAPE-A, query-gated (arXiv:2512.07805) | scheme [grape_a](#grape_a) | `python train.py configs/tiny.yaml configs/position/grape_a.yaml` |
+| GRAPE-AP (arXiv:2512.07805) | scheme [grape_ap](#grape_ap) | `python train.py configs/tiny.yaml configs/position/grape_ap.yaml` |
+| CLEX (arXiv:2310.16450) | scheme [clex](#clex), `data.positions: random_multiple` | `python train.py configs/tiny.yaml configs/position/clex.yaml` |
+| DAPE-V2 (arXiv:2410.04798) | `kernel` of [dape](#dape) | `python train.py configs/tiny.yaml configs/position/dape_v2.yaml` |
+| STRING (arXiv:2410.18745) | `remap: string`, at test time | `python train.py configs/tiny.yaml configs/position/rope.yaml`, then `methods=[trained,string]` |
+| Giraffe's truncated basis (arXiv:2308.10882) | `scaling: truncated` | `python train.py configs/tiny.yaml configs/position/rope_truncated.yaml` |
+| Giraffe's power basis (arXiv:2308.10882) | `scaling: power` | `python train.py configs/tiny.yaml configs/position/rope_power.yaml` |
+"""
 LEFT_OUT = """## Not included
 
 - BiPE (arXiv:2401.16421) and Abacus (arXiv:2405.17399) require segment or digit indices from the loader.
-- LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. CLEX (arXiv:2310.16450), TAPE
-  (arXiv:2501.00712), Giraffe's truncated basis (arXiv:2308.10882), GRAPE's additive and contextual forms
-  (arXiv:2512.07805), STRING (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was available to verify
-  the formula.
-- DAPE-V2 (arXiv:2410.04798): not built yet.
+- LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. TAPE (arXiv:2501.00712),
+  DoPE (arXiv:2511.09146): no source was available to verify the formula.
+- GRAPE's contextual rotations and its key-gated biases (arXiv:2512.07805).
 - Dynamic NTK with the current length: the logits of a prefix would change when text is appended, which makes
   caches invalid. `dynamic` uses the declared length, which is constant within a sequence.
 """
@@ -104,6 +122,8 @@ def document() -> str:
         options = choices(rope.model_fields[key].annotation)
         if key not in COMMON and options:
             lines += ["", *choices_section(key, rope.model_fields[key])]
+    lines += ["", METHODS]
+    lines += ["", "## Canon layers", "", prose(Canon.__doc__), ""]
     lines += ["", "## Kinds of layers", "", prose(LayerKindSettings.__doc__), ""]
     lines += [field_table(LayerKindSettings, ()), "", KINDS]
     lines += ["", *choices_section("mixer", ModelSettings.model_fields["mixer"])]

@@ -19,6 +19,7 @@ EVERY = {
     "random_offset": {"max_offset": 40},
     "random_subset": {"max_length": 97},
     "random_subset-batch": {"max_length": 97, "per": "batch"},
+    "random_multiple": {"max_factor": 3},
     "random_float": {"max_length": 13},
     "cape": {"global_shift": 7.5, "local_shift": 0.49, "scale": 1.5},
     "cape-center": {"center": True},
@@ -75,6 +76,19 @@ def test_offsets_and_subsets_are_uniform():
     assert is_uniform([tuple(pair.tolist()) for pair in pairs], every)
     whole = draw("random_subset", begins=windows(3, 19), max_length=19).position
     assert (whole == np.arange(19)).all()
+
+
+def test_multiples_are_uniform_subsets_with_both_ends():
+    placed = texts(draw("random_multiple", begins=np.zeros((6000, 4), dtype=bool), max_factor=2))
+    ends = [int(text[-1]) for text in placed]
+    assert all(text[0] == 0 for text in placed)
+    assert is_uniform(ends, [3, 7])
+    longer = [tuple(text[1:-1].tolist()) for text in placed if text[-1] == 7]
+    assert is_uniform(longer, [*itertools.combinations(range(1, 7), 2)])
+    for text in texts(draw("random_multiple", "intra_document", max_factor=3)):
+        assert text[0] == 0
+        assert (np.diff(text) > 0).all()
+        assert len(text) == 1 or (text[-1] + 1) % len(text) == 0
 
 
 def test_pose_cuts_and_skips_are_uniform():

@@ -64,6 +64,26 @@ def test_training_graphs_are_not_recompiled():
     assert train("t5", "packed", by_block=False, layers=1) == [1, 1, 1]
 
 
+@pytest.mark.parametrize("case", ["alibi", "rope-window"])
+def test_masks_capture_no_difference_of_sizes(case):
+    """FlexAttention of torch 2.11 and 2.12 cannot compile a captured number that is symbolic and
+    0."""
+    found = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> torch.fx.GraphModule:
+        for part in graph.modules():
+            nodes = part.graph.nodes if isinstance(part, torch.fx.GraphModule) else []
+            values = [node.meta.get("example_value") for node in nodes]
+            found.extend(x for x in values if isinstance(x, torch.SymInt) and x.node.expr == 0)
+        return graph
+
+    net = gpu_model(case, layers=1).train()
+    net.compile(fullgraph=True, dynamic=True, backend=backend)
+    tokens = ids(2, 19)
+    net(tokens, targets=tokens.roll(1, 1))
+    assert not found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by_block", [False, True], ids=["whole", "by_block"])
 @pytest.mark.parametrize("layout", ["plain", "packed", "skipped"])

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model import TokenPositions
+from model.attention.explicit import attention_details
+from model.attention.mask import SOFTMAX
 from model.position import PositionalScheme
 from tests.model.alone import (
     LAYOUTS,
@@ -19,6 +22,7 @@ from tests.model.alone import (
     S,
     attended,
     by_documents,
+    context_of,
     doubles,
     drawn,
     normal,
@@ -175,6 +179,87 @@ def test_wall_decays_every_feature_between_key_and_query(layout, gate_bias):
         return logits
 
     check(scheme, layout, logits_of)
+
+
+@layouts
+@pytest.mark.parametrize("kernel", ["auto", "dense", "explicit"])
+def test_grape_a_scales_alibi_by_the_query(layout, kernel):
+    scheme = random("grape_a")
+    slopes = doubles([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])  # Press et al., six heads
+
+    def logits_of(x, q, k):
+        logits = torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D)
+        rows = []
+        for h in range(H):
+            v = scheme.direction[h] / scheme.direction[h].square().sum().sqrt()
+            rate = slopes[h] * torch.log(1 + scheme.rate[h].exp())
+            gate = torch.log(1 + torch.exp(q[h] @ v / math.sqrt(D)))
+            rows.append(
+                -rate * gate[:, None] * (torch.arange(len(x))[:, None] - torch.arange(len(x)))
+            )
+        return logits + torch.stack(rows).tril()
+
+    check(scheme, layout, logits_of, kernel=kernel)
+
+
+@layouts
+@pytest.mark.parametrize(("window", "kernel"), [(None, "auto"), (4, "auto"), (None, "dense")])
+def test_grape_ap_sums_gates_between_key_and_query(layout, window, kernel, monkeypatch):
+    """Pairs (k, k + F/2) are complex numbers, which a position l multiplies by e^(−il)."""
+    monkeypatch.setattr("model.attention.explicit.QUERY_BLOCK", 5)
+    scheme = random("grape_ap", gate_features=6, window=window)
+    slopes = doubles([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+
+    def logits_of(x, q, k):
+        p = (x @ scheme.project.mT).unflatten(-1, (H, 6))  # (t, H, F)
+        unit = p / (p.square().mean(-1, keepdim=True) + torch.finfo(p.dtype).eps).sqrt()
+        turns = torch.polar(torch.ones(len(x)).double(), -torch.arange(len(x)).double())
+        turned = torch.complex(*unit.chunk(2, -1)) * turns[:, None, None]
+        turned = torch.cat([turned.real, turned.imag], dim=-1)
+        logits = torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D)
+        extra = torch.zeros_like(logits)
+        for n, m in itertools.combinations(range(len(x)), 2):
+            for between in range(n + 1, m + 1):
+                products = (p[m] * turned[between]).sum(-1) / 6
+                extra[:, m, n] = extra[:, m, n] - slopes * torch.log(1 + torch.exp(-products))
+        return logits + extra
+
+    check(scheme, layout, logits_of, window, kernel)
+
+
+@torch.no_grad()
+def test_grape_matches_the_released_code():
+    """Biases of the last queries that the released modules computed in float32 for these
+    weights."""
+    scheme = scheme_of("grape_a", heads=2, groups=2, features=4)
+    scheme.rate.copy_(doubles([0.3, -1.0]))
+    scheme.direction.copy_(doubles([[1, 2, 0, -1], [0.5, 0, 1, 1]]))
+    q = ((torch.arange(24).double() * 7 % 11 - 5) / 2).view(1, 3, 2, 4).transpose(1, 2)
+    context = context_of(scheme, TokenPositions.plain(3), rows=1)
+    (view,) = scheme.plan(context).read(q, q)
+    bias = view.mask.bias(*view.mask.indices(0, 3, slice(0, 3)))
+    close(bias[0, :, 2, 0], doubles([-0.13396112620830536, -0.0014095293590798974]), atol=1e-8)
+    close(bias[0, :, 2, 1], doubles([-0.06698056310415268, -0.0007047646795399487]), atol=1e-8)
+    close(bias[0, :, 1, 0], doubles([-0.0594232939183712, -0.0017593612428754568]), atol=1e-8)
+
+    scheme = scheme_of("grape_ap", heads=2, groups=2, features=4, dim=16)
+    scheme.project.copy_(torch.eye(16))
+    x = ((torch.arange(64).double() * 5 % 13 - 6) / 3).view(1, 4, 16)
+    context = context_of(scheme, TokenPositions.plain(4), rows=1)
+    q = torch.zeros(1, 2, 4, 4).double()
+    plan = scheme.plan(context).bind(x, None)
+    details = attention_details(plan.read(q, q), q, 1.0, SOFTMAX, 0, 4, logits=True)
+    found = details.logits[0]
+    published = [
+        [-0.22765323519706726, -0.1482875645160675, -0.0917850136756897, 0.0],
+        [-0.011740526184439659, -0.009003846906125546, -0.005770361982285976, 0.0],
+    ]
+    close(found[:, 3], doubles(published), atol=1e-7)
+    published = [
+        [-0.11555634438991547, -0.06162264943122864, 0.0],
+        [-0.005860587116330862, -0.003828552085906267, 0.0],
+    ]
+    close(found[:, 2, :3], doubles(published), atol=1e-7)
 
 
 @pytest.mark.parametrize("case", ["fox", "path", "cope"])

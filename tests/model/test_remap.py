@@ -54,6 +54,10 @@ def dual_chunk(c: int, local: int):
     return distance
 
 
+def string(s: int, w: int):
+    return lambda n, m: n - m if n - m < s else n - m - s + w
+
+
 def lambda_limit(limit: int):
     return lambda n, m: min(n - m, limit) if m < SINKS else n - m
 
@@ -78,13 +82,16 @@ CASES = {
     "self-extend-rounded": ({"name": "self_extend", "group": 5}, {}, self_extend(5, 5)),
     "dual-chunk": ({"name": "dual_chunk", "chunk": 7, "local": 2}, {}, dual_chunk(7, 2)),
     "dual-chunk-default": ({"name": "dual_chunk"}, {}, dual_chunk(12, 2)),
+    "string": ({"name": "string", "distance": 7, "local": 3}, {}, string(7, 3)),
+    "string-default": ({"name": "string"}, {}, string(11, 2)),
+    "string-zero": ({"name": "string", "distance": 5, "local": 0}, {}, string(5, 0)),
     "lambda": ({"name": "lambda", "limit": 4}, KEPT, lambda_limit(4)),
     "lambda-default": ({"name": "lambda"}, KEPT, lambda_limit(WINDOW)),
     "lambda-wide": ({"name": "lambda", "limit": 9}, KEPT, lambda_limit(9)),
     "streaming": ({"name": "streaming"}, KEPT, streaming),
 }
 every_case = pytest.mark.parametrize("case", CASES)
-COMPOSED = ("rerope", "leaky", "self-extend", "dual-chunk")
+COMPOSED = ("rerope", "leaky", "self-extend", "dual-chunk", "string")
 
 
 def matrix_of(distance, tokens: int = T) -> Tensor:

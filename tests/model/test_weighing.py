@@ -185,11 +185,63 @@ def test_dape_matches_linear_layers(base, layout, window):
     close_for_tokens(attended(scheme, positions, q, k, v), expected, positions)
 
 
+@every_layout
+@pytest.mark.parametrize("window", [{}, {"window": 4}], ids=str)
+@torch.no_grad()
+def test_dape_v2_convolves_along_the_visible_keys(layout, window):
+    """Query by query: the network on the query's visible keys, with zeros before and after them and
+    as many columns after its own key as the kernel reaches."""
+    scheme = scheme_of("dape", spread=0.4, base="alibi", width=5, kernel=3, **window)
+    positions = LAYOUTS[layout]
+    first = nn.Conv2d(2 * H, 5, (1, 3), padding=(0, 1)).double()
+    second = nn.Conv2d(5, H, (1, 3), padding=(0, 1)).double()
+    first.weight.copy_(scheme.weight1.view(5, 2 * H, 1, 3))
+    first.bias.copy_(scheme.bias1)
+    second.weight.copy_(scheme.weight2.view(H, 5, 1, 3))
+    net = nn.Sequential(first, nn.LeakyReLU(), second)
+    d = distances_of(positions, Q)[:, None].double()
+    bias = -_get_alibi_slopes(H, "cpu").double()[:, None, None] * d
+    q, k, v = drawn(Q, S)
+    scores = q @ by_head(k).mT * SCALE
+    features = torch.cat([scores, bias.expand_as(scores)], dim=1)
+    logits = scores + bias
+    seen = visible(positions, Q, **window)
+    for b, i in torch.cartesian_prod(torch.arange(B), torch.arange(Q)).tolist():
+        keys = seen[b, 0, i].nonzero()[:, 0]
+        row = nn.functional.pad(features[b, :, i, keys][None, :, None], (0, 1))
+        logits[b, :, i, keys] += net(row)[0, :, 0, : len(keys)]
+    expected = weighted(logits, v, seen)
+    close_for_tokens(attended(scheme, positions, q, k, v), expected, positions)
+
+
+@torch.no_grad()
+def test_dape_v2_matches_the_released_code():
+    """Logits that Alibi_DAPEV2 computed for these weights and scores; its last query differs."""
+    scheme = scheme_of("dape", heads=2, groups=2, features=2, base="alibi", width=2, kernel=3)
+    n = torch.arange(24.0).double()
+    scheme.weight1.copy_(((n % 7 - 3) / 10).view(2, 12))
+    scheme.bias1.copy_(torch.tensor([0.1, -0.2], dtype=torch.float64))
+    scheme.weight2.copy_(((n[:12] % 5 - 2) / 5).view(2, 6))
+    scores = ((torch.arange(32).double() * 5 % 11 - 5) / 4).view(1, 2, 4, 4)
+    distance = (torch.arange(4)[:, None] - torch.arange(4)).clamp(min=0).double()
+    bias = -torch.tensor([2**-4, 2**-8])[:, None, None].double() * distance
+    causal = torch.ones(4, 4).tril().bool()[None, None]
+    found = scores + bias + scheme._along_keys(scores, bias[None].expand_as(scores), causal)
+    published = [
+        [[-1.3107], [1.06500625, -0.4224632812], [0.366246875, -1.1934765625, 0.0492953125]],
+        [[-0.4022], [-1.1433898438, 0.42820625], [1.26675625, -0.1755710937, 0.9479265625]],
+    ]
+    for head, query in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        row = found[0, head, query, : query + 1].tolist()
+        assert row == pytest.approx(published[head][query], abs=1e-9)
+
+
 CASES = {
     "cope": {"positions": 4},
     "shaw": {"clip": 3, "values": True},
     "transformer_xl": {},
     "dape": {},
+    "dape_v2": {"kernel": 3},
     "stick_breaking": {},
 }
 
@@ -206,10 +258,12 @@ def with_gradients(scheme: PositionalScheme, positions: TokenPositions) -> list[
 @pytest.mark.parametrize("layout", ["plain", "packed", "skipping"])
 @pytest.mark.parametrize("name", CASES)
 def test_small_blocks_match_one_block_with_gradients(name, layout, window, monkeypatch):
+    if name == "dape_v2":  # it does not support sinks
+        window = {key: value for key, value in window.items() if key == "window"}
     results = []
     for size in (S, 3):
         monkeypatch.setattr("model.attention.explicit.query_block", lambda *_, size=size: size)
-        scheme = scheme_of(name, spread=0.6, **CASES[name], **window)
+        scheme = scheme_of(name.removesuffix("_v2"), spread=0.6, **CASES[name], **window)
         results.append(with_gradients(scheme, LAYOUTS[layout]))
     dense = attended(scheme, LAYOUTS[layout], *drawn(S), kernel="dense").detach()
     close(dense, results[0][0], atol=1e-12)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import mask_dtype
-from model.position.interface import PositionalScheme, constant
+from model.position.interface import AttentionContext, PositionalScheme, constant
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import (
     AngleSharingSettings,
@@ -18,6 +18,27 @@ from model.position.schemes.rope import (
 from model.position.table import Constant
 
 
+def from_the_middle(context: AttentionContext, is_training: bool) -> Tensor:
+    """The positions of the new tokens (B or 1, T); in a training pass, which has no cache, those
+    from the middle of each row.
+
+    Scores depend on distance alone. The error of a frequency's gradient in bfloat16 is proportional
+    to the angles.
+    """
+    position = context.new.position
+    if not (is_training and torch.is_grad_enabled()):
+        return position
+    whole = (context.sequence or context.new).position
+    return position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
+
+
+def turns_at(angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of angles in float64, reduced modulo 2π before they are rounded."""
+    if dtype != torch.float64:
+        angles = torch.remainder(angles, 2 * math.pi).to(dtype)
+    return angles.cos(), angles.sin()
+
+
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
     """Rotary positions with learned frequencies, initialized as in RoPE."""
 
@@ -26,8 +47,8 @@ class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
 
 class LearnedRope(PositionalScheme):
     """RoPE with θ_k = exp(ω_k), ω learned, initialized to ln b^(−2k/D); Su's blog on learning θ
-    (kexue.fm). With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other
-    forms are not included.
+    (kexue.fm). With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805), whose
+    biases are `grape_a` and `grape_ap`.
 
     The parameter is ω_k − ln b^(−2k/D), initialized to 0: the same function and gradient, but
     exactly RoPE at initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
@@ -68,19 +89,9 @@ class LearnedRope(PositionalScheme):
         if frequencies.ndim == 2:
             frequencies = frequencies[:, None]
             position = position[:, None]
-        angles = position[..., None] * frequencies
-        dtype = mask_dtype(self.log_ratio)
-        if dtype != torch.float64:
-            angles = torch.remainder(angles, 2 * math.pi).to(dtype)
-        return angles.cos(), angles.sin()
+        return turns_at(position[..., None] * frequencies, mask_dtype(self.log_ratio))
 
     def plan(self, context):
-        position = context.new.position
         (start,) = context.tables[0]
-        if self.training and torch.is_grad_enabled():
-            # Scores depend on distance alone. The error of θ's gradient in bfloat16 is proportional
-            # to the angles, so a training pass, which has no cache, measures positions from the
-            # middle of each row.
-            whole = (context.sequence or context.new).position
-            position = position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
+        position = from_the_middle(context, self.training)
         return rotation_plan(context, self.settings.layout, self._turns(position, start))

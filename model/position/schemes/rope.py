@@ -4,6 +4,7 @@ other frequencies, and the rotation by given angles that all rotary schemes shar
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from errors import ModelError
-from model.attention.mask import AttentionMask, AttentionView, joined, repeated
+from model.attention.mask import AttentionMask, AttentionView, joined, mask_dtype, repeated
 from model.position.interface import (
     AttentionContext,
     AttentionPlan,
@@ -22,7 +23,7 @@ from model.position.interface import (
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant
 from model.position.table import Constant, Rows, StretchedTables
-from settings.fields import setting
+from settings.fields import optional, setting
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
@@ -131,6 +132,23 @@ def rotation_plan(
     )
 
 
+def with_imaginary(plan: AttentionPlan, layout: str, rotated: int) -> AttentionPlan:
+    """The plan with rotated queries of every second head turned by −90°."""
+
+    def read(q: Tensor, k: Tensor) -> list[AttentionView]:
+        dtype = mask_dtype(q)
+        zeros = torch.zeros(1, 1, rotated // 2, dtype=dtype, device=q.device)
+        quarter = rotation_factors(zeros, zeros - 1, layout)
+        views = []
+        for view in plan.read(q, k):
+            turned = apply_rotation(view.q[:, 1::2], quarter, layout)
+            both = torch.stack([view.q[:, 0::2], turned], dim=2).flatten(1, 2)
+            views.append(replace(view, q=both))
+        return views
+
+    return replace(plan, read=read, is_uniform=False)
+
+
 def check_even(name: str, geometry: HeadGeometry) -> None:
     """Raise ModelError for an odd head dimension."""
     if geometry.head_dim % 2:
@@ -163,6 +181,14 @@ class RotarySettings(RotationSettings):
         NoRemap(),
         "remap of positions beyond the original length; does not change frequencies",
     )
+    imaginary: bool = optional(
+        "every second head has the query of the head before it, rotated by 90° less (RoPE++)",
+        False,
+    )
+
+    @property
+    def heads_per_query(self):
+        return 2 if self.imaginary else 1
 
     def reduced(self, length, original_length):
         changes = {}
@@ -211,6 +237,11 @@ class Rope(PositionalScheme):
     The table of cos and sin is indexed by position, so it is valid at any cache offset. Keys are
     cached rotated, once per key map of the remap; frequencies and maps do not change within a
     sequence.
+
+    With `imaginary` it is RoPE++, Liu et al. 2025 (arXiv:2512.07525): heads 2h and 2h + 1 have the
+    same query q, and scores Re and Im of Σ_k q_k k̄_k e^(idθ_k), pairs of features as complex
+    numbers. H counts both: RoPE++_EC has twice the heads of the RoPE model that it is compared
+    with, RoPE++_EH half of its key/value heads.
     """
 
     cached_form = "rotated keys, one form for each key map of the remap"
@@ -326,7 +357,7 @@ class Rope(PositionalScheme):
             and self._branches[0].covers is None
         ):
             cos, sin = context.tables
-            return rotation_plan(context, layout, (cos, sin))
+            return self._with_heads(rotation_plan(context, layout, (cos, sin)))
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
         queries = {}
@@ -351,7 +382,12 @@ class Rope(PositionalScheme):
                 for branch, mask in zip(self._branches, masks, strict=True)
             ]
 
-        return AttentionPlan(read, write)
+        return self._with_heads(AttentionPlan(read, write))
+
+    def _with_heads(self, plan: AttentionPlan) -> AttentionPlan:
+        if not self.settings.imaginary:
+            return plan
+        return with_imaginary(plan, self.settings.layout, self.dims)
 
     def _mask(
         self,
