@@ -1,18 +1,50 @@
 """Evaluation of run directories, as evaluate.py and `sextant.evaluate` call it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from data.files import write_text
+from data.task_data import generated
+from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
+from evaluation.diagnostics.attention import AttentionMeasurement
+from evaluation.diagnostics.diagnostic_settings import (
+    AttentionDiagnosticSettings,
+    GenerationDiagnosticSettings,
+)
+from evaluation.diagnostics.generation import GenerationMeasurement
 from evaluation.evaluated_model import EvaluatedRun
-from evaluation.evaluation_settings import MeasurementSettings
-from evaluation.kinds import KINDS
-from evaluation.ranks import joined
+from evaluation.evaluation_settings import (
+    ContaminationSettings,
+    EvaluationSettings,
+    MeasurementSettings,
+)
+from evaluation.ranks import EvaluationRanks, joined
+from evaluation.reports.diagnostic_report import attention_report, generation_report
 from evaluation.reports.document import print_table
+from evaluation.reports.loss_report import loss_report
 from evaluation.reports.report import EvaluationReport
+from evaluation.reports.task_report import task_report
+from evaluation.scoring.byte_spans import choose_byte_spans
+from evaluation.scoring.cells import Measurement
+from evaluation.scoring.methods import (
+    TRAINED,
+    TRUNCATE,
+    Method,
+    compatible_methods,
+    resolve_methods,
+)
+from evaluation.scoring.text_loss import LossMeasurement
+from evaluation.scoring.windows import choose_targets
+from evaluation.stores import haystacks, open_stores
+from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
+from evaluation.tasks.task_session import TaskMeasurement
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump
@@ -25,6 +57,53 @@ class EvaluationOutput:
     report: EvaluationReport
     folder: Path
     files: list[Path]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What every kind of evaluation receives: `settings` and the opened `runs`.
+
+    Attributes:
+        dry_run: sessions print their cells and estimates instead of measuring.
+        command: stored in results.json.
+    """
+
+    settings: Any
+    runs: Sequence[EvaluatedRun]
+    ranks: EvaluationRanks
+    console: Console
+    command: str
+    dry_run: bool = False
+
+    def methods(self, run: EvaluatedRun) -> list[Method]:
+        """The methods of the settings, without those that equal the checkpoint as trained."""
+        methods = resolve_methods(self.settings.methods, run.model.trained_length)
+        schemes = run.model.schemes(methods)
+        kept = [
+            method
+            for method in methods
+            if method.label in (TRAINED, TRUNCATE) or schemes[method.label] != schemes[TRAINED]
+        ]
+        same = [method.label for method in methods if method not in kept]
+        if same and self.ranks.main:
+            self.console.warn(
+                f"{', '.join(same)}: {run.name} was trained this way; shown as {TRAINED}"
+            )
+        return kept
+
+    def measure(self, session: Measurement) -> Any:
+        """The result of a session; None for a dry run, and in processes other than the first."""
+        if self.dry_run:
+            session.forecast()
+            return None
+        result = session.run()  # score every method at every length
+        return result if self.ranks.main else None
+
+    def facts(self, **first: str) -> dict:
+        """What results.json says about the first run and this command."""
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        changed = self.runs[0].changed
+        return {**first, "changed": changed, "command": self.command, "finished": finished}
 
 
 def run_evaluation(
@@ -47,11 +126,10 @@ def run_evaluation(
     Raises:
         EvaluationError: an evaluation that cannot run.
     """
-    kind = KINDS[type(settings)]
     # A dry run needs no other processes to estimate what each of them will take.
     with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:
         for count, several in ((ranks.world, "processes"), (len(folders), "runs")):
-            if count > 1 and not kind.is_shared:
+            if count > 1 and not isinstance(settings, EvaluationSettings):
                 raise EvaluationError(
                     f"protocol={settings.protocol} does not support several {several}"
                 )
@@ -64,22 +142,15 @@ def run_evaluation(
         for run in runs:
             if run.changed:
                 console.info(run.changed)
-        evaluation = kind(settings, runs, ranks, console, dry_run)
-        results = []
-        for run in runs:
-            # methods, targets, cells already on disk
-            session = evaluation.session(run)
-            if dry_run:
-                session.forecast()
-            else:
-                results.append(session.run())  # score every method at every length
-        if dry_run or not ranks.main:
+        if isinstance(settings, EvaluationSettings) and len(runs) > 1:
+            settings = for_all_runs(settings, runs)
+        evaluate = KINDS[type(settings)]
+        report = evaluate(Evaluation(settings, runs, ranks, console, command, dry_run))
+        if report is None:
             return None
-        finished = datetime.now(UTC).isoformat(timespec="seconds")
-        report = evaluation.report(results, {"command": command, "finished": finished})
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
         files = report.write_numbers(folder) if numbers_only else report.write(folder)
-        write_text(folder / "settings.yaml", dump(evaluation.settings))
+        write_text(folder / "settings.yaml", dump(settings))
         return EvaluationOutput(report, folder, files)
 
 
@@ -95,3 +166,182 @@ def show(
     lines = [report.verdict, *report.caveats, *(report.details if verbose else [])]
     for line in [*filter(None, lines), f"written: {', '.join(map(str, files))}"]:
         print(printable(line))
+
+
+# Kinds of evaluation. Each draws what it reads, measures its cells and returns a report.
+
+
+def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
+    """Loss of text by length or by position; several runs are compared on the same targets."""
+    settings = evaluation.settings
+    runs = evaluation.runs
+    has_one_tokenizer = len(_tokenizers(runs)) == 1
+    if has_one_tokenizer:
+        stores = [open_stores(settings, runs)] * len(runs)
+    else:
+        stores = [open_stores(settings, [run]) for run in runs]
+    drawn_by = settings
+    if evaluation.dry_run:  # skips the search for passages shared with the training text
+        unchecked = ContaminationSettings(check=False)
+        drawn_by = settings.model_copy(update={"contamination": unchecked})
+    targets = []
+    for run, text in zip(runs, stores, strict=True):
+        length = run.model.trained_length
+        check_windows(settings, length)
+        targets.append(choose_targets(drawn_by, text, run.tokenizer, length, evaluation.console))
+    if not has_one_tokenizer:
+        targets = choose_byte_spans(targets)
+    results = []
+    for run, chosen in zip(runs, targets, strict=True):
+        methods = evaluation.methods(run)
+        left_out = {}
+        if settings.matrix:
+            offered = partial(run.model.offered, bos=settings.bos)
+            more, left_out = compatible_methods(run.model.trained_length, offered)
+            labels = [method.label for method in methods]
+            methods += [method for method in more if method.label not in labels]
+        session = LossMeasurement(
+            settings,
+            run.model,
+            chosen,
+            methods,
+            cells=run.cells,
+            console=evaluation.console,
+            ranks=evaluation.ranks,
+        )
+        session.left_out = left_out
+        results.append(evaluation.measure(session))
+    if None in results:
+        return None
+    facts = evaluation.facts(corpus=stores[0].name)
+    name = f"{settings.protocol}-{settings.identity()}"
+    if len(runs) > 1:
+        hashes = [run.model.checkpoint_hash for run in runs]
+        digest = sha256("".join([settings.identity(), *hashes]).encode()).hexdigest()
+        name = f"comparison-{digest[:8]}"
+    names = [run.name for run in runs]
+    return loss_report(dict(zip(names, results, strict=True)), name, facts)
+
+
+def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
+    return {run.tokenizer.hash for run in runs}
+
+
+def check_windows(settings: EvaluationSettings, trained_length: int) -> None:
+    """Raise EvaluationError for windows that are too short for the processes that share them."""
+    shortest = settings.grid(trained_length)[0]
+    chunks = 2 * settings.context
+    if settings.context > 1 and shortest < chunks:
+        raise EvaluationError(
+            f"context = {settings.context} requires windows of {chunks} tokens or more, two for "
+            f"each process; the shortest length is {shortest}: lower context, or evaluate longer "
+            "lengths"
+        )
+
+
+def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
+    """Settings that score all runs at the same lengths.
+
+    Raises EvaluationError for runs that cannot be compared, and for settings that a comparison
+    cannot show.
+    """
+    unsupported = {
+        "--matrix": settings.matrix,
+        "protocol=by-position": settings.protocol == "by-position",
+        "targets_by": settings.targets_by is not None,
+    }
+    for setting, is_set in unsupported.items():
+        if is_set:
+            raise EvaluationError(
+                f"{setting} does not support several runs; evaluate them one at a time"
+            )
+    if settings.protocol != "fixed-targets" and len(_tokenizers(runs)) > 1:
+        raise EvaluationError(
+            f"{', '.join(run.name for run in runs)} have different tokenizers, so that their "
+            "losses are comparable per byte only: set protocol=fixed-targets"
+        )
+    trained = [run.model.trained_length for run in runs]
+    lengths = sorted({*settings.grid(trained[0]), *trained})
+    return settings.model_copy(update={"lengths": lengths, "unreachable": "dash"})
+
+
+def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
+    """Items of one task, by length, depth and distance."""
+    settings = evaluation.settings
+    (run,) = evaluation.runs
+    drawn, facts = draw_items(settings, run)
+    session = TaskMeasurement(
+        settings,
+        run.model,
+        drawn,
+        evaluation.methods(run),
+        cells=run.cells,
+        facts={"tokenizer_hash": run.tokenizer.hash, **facts},
+        console=evaluation.console,
+    )
+    result = evaluation.measure(session)
+    if result is None:
+        return None
+    result.facts |= evaluation.facts()
+    return task_report(result, f"{result.facts['task']}-{settings.identity()}")
+
+
+def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[DrawnItems, dict]:
+    """The items of a task, and facts about them for results.json. Raises EvaluationError for a run
+    and settings without a task."""
+    data = run.model.settings.data
+    if items := generated(data):
+        return draw_symbols(settings, items, data.positions), {}
+    task = settings.task or run.task
+    if not isinstance(task, TextTask):
+        raise EvaluationError(
+            f"{run.folder} was not trained on {task.name if task else 'a task'}: set a task in "
+            "text, such as task.name=passkey"
+        )
+    documents = None
+    origin = "none"
+    if isinstance(task, HaystackTask):
+        folder = settings.haystack_store or (run.data if run.task is None else None)
+        documents, origin = haystacks(task, folder)
+    drawn = draw_text(
+        settings,
+        task,
+        run.tokenizer,
+        bos=data.bos,
+        trained_length=run.model.trained_length,
+        documents=documents,
+        origin=origin,
+    )
+    return drawn, {"haystack": origin}
+
+
+def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
+    """Attention weights, or the text that the model generates past its trained length."""
+    settings = evaluation.settings
+    (run,) = evaluation.runs
+    stores = open_stores(settings, [run])
+    make, report_of = DIAGNOSTICS[type(settings)]
+    session = make(
+        settings,
+        run.model,
+        store=stores.read,
+        tokenizer=run.tokenizer,
+        methods=evaluation.methods(run),
+        console=evaluation.console,
+    )
+    result = evaluation.measure(session)
+    if result is None:
+        return None
+    result.facts |= evaluation.facts(corpus=stores.name)
+    return report_of(result, f"{settings.protocol}-{settings.identity()}")
+
+
+DIAGNOSTICS: dict[type[MeasurementSettings], tuple[Callable, Callable]] = {  # session, report
+    AttentionDiagnosticSettings: (AttentionMeasurement, attention_report),
+    GenerationDiagnosticSettings: (GenerationMeasurement, generation_report),
+}
+KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport | None]] = {
+    EvaluationSettings: evaluate_loss,
+    TaskEvaluationSettings: evaluate_task,
+    **dict.fromkeys(DIAGNOSTICS, evaluate_diagnostic),
+}

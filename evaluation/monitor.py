@@ -13,10 +13,14 @@ import torch
 from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PLAIN
-from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks
-from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
-from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import fixed_windows
+from evaluation.scoring.scoring import ModelScorer, merge_ranks
+from evaluation.scoring.targets import (
+    EvaluationText,
+    TargetSet,
+    draw_targets,
+    reaches,
+    shorten_lengths,
+)
 from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
 from evaluation.tasks.task_session import score_items
 from model import Transformer
@@ -80,14 +84,15 @@ def text_nll(
 ) -> np.ndarray:
     """A rank's share of the NLL of fixed spans of documents."""
     scorer = ModelScorer(model, device=device, length=length)
-    windows = fixed_windows(targets, length)
-    nll = np.full((len(windows), targets.span), np.nan)
-    groups = batches(windows, rows_of(length))
+    spans = len(targets.end)
+    nll = np.full((spans, targets.span), np.nan)
+    size = rows_of(length)
+    groups = np.split(np.arange(spans), range(size, spans, size))
     for start in range(0, len(groups), world):
         own = groups[start + rank : start + rank + 1]
         # without a batch of its own, a pass whose result is discarded
         rows = own[0] if own else groups[0][:1]
-        tokens = text.windows(windows.document[rows], windows.end[rows], length)
+        tokens = text.windows(targets.document[rows], targets.end[rows], length)
         losses = scorer(tokens, targets.span)
         if own:
             nll[rows] = np.where(np.isfinite(losses), losses, np.inf)

@@ -43,26 +43,6 @@ class EvaluationRanks:
     def main(self) -> bool:
         return self.rank == 0
 
-    @property
-    def context(self) -> int:
-        """Number of processes that share each window."""
-        return 1 if self.shard is None else self.shard.size
-
-    @property
-    def reports_losses(self) -> bool:
-        """Whether this process reports the losses of its context group."""
-        return self.rank % self.context == 0
-
-    @property
-    def data_rank(self) -> int:
-        """Index of the context group, which decides the windows that this process reads."""
-        return self.rank // self.context
-
-    @property
-    def data_world(self) -> int:
-        """Number of context groups, among which windows are divided."""
-        return self.world // self.context
-
     def device(self, wanted: str) -> torch.device:
         """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this
         rank.

@@ -1,4 +1,5 @@
-"""The long table of results, the same for every evaluation and study: one row for one number.
+"""The long table of results, the same for every evaluation and study: a DataFrame with a row for
+each number.
 
 Tables and charts of reports are views of it.
 """
@@ -6,6 +7,8 @@ Tables and charts of reports are views of it.
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import pandas as pd
 
 from evaluation.statistics.intervals import MeanInterval
 
@@ -72,74 +75,51 @@ class ResultRow(NamedTuple):
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
 
-class ResultsTable:
-    """Rows in their order, one for each (variant, metric, length, place, seed)."""
+def row_of(
+    variant: str,
+    metric: str,
+    value: MeanInterval | float,
+    length: int | None = None,
+    **columns,
+) -> ResultRow:
+    """The row of a number, or of an interval with its sample."""
+    if isinstance(value, MeanInterval):
+        columns |= {
+            "low": value.low,
+            "high": value.high,
+            "seeds": " and ".join(map(str, value.seeds)),
+            "units": value.units,
+            "family": value.family,
+            "level": round(1 - (1 - value.level) * value.family, 9),
+        }
+        value = value.estimate
+    return ResultRow(variant, metric, float(value), length, **columns)
 
-    def __init__(self, rows: Iterable[ResultRow] = ()):
-        self.rows: dict[tuple, ResultRow] = {}
-        self.extend(rows)
 
-    def extend(self, rows: Iterable[ResultRow]) -> None:
-        for row in rows:
-            self.put(row)
+def results_table(rows: Iterable[ResultRow] = ()) -> pd.DataFrame:
+    """The table of these rows; empty cells are None, '' or NaN."""
+    return pd.DataFrame(rows, columns=ResultRow._fields, dtype=object)
 
-    def put(self, row: ResultRow) -> None:
-        self.rows[row.place] = row
 
-    def add(
-        self,
-        variant: str,
-        metric: str,
-        value: MeanInterval | float,
-        length: int | None = None,
-        **columns,
-    ) -> None:
-        """Add a number, or an interval with its sample."""
-        if isinstance(value, MeanInterval):
-            columns |= {
-                "low": value.low,
-                "high": value.high,
-                "seeds": " and ".join(map(str, value.seeds)),
-                "units": value.units,
-                "family": value.family,
-                "level": round(1 - (1 - value.level) * value.family, 9),
-            }
-            value = value.estimate
-        self.put(ResultRow(variant, metric, float(value), length, **columns))
+def select(
+    table: pd.DataFrame,
+    metric: str,
+    variant: str | None = None,
+    *,
+    seed: str | None = "",
+    where: str | None = "",
+) -> list[ResultRow]:
+    """The rows of a metric in their order; None selects every variant, seed or part."""
+    is_shown = table["metric"] == metric
+    for column, wanted in (("variant", variant), ("seed", seed), ("where", where)):
+        if wanted is not None:
+            is_shown &= table[column] == wanted
+    return [ResultRow(*row) for row in table.loc[is_shown].itertuples(index=False)]
 
-    def get(
-        self,
-        variant: str,
-        metric: str,
-        length: int | None = None,
-        where: str = "",
-        at: float | None = None,
-    ) -> ResultRow | None:
-        """The row over all seeds."""
-        return self.rows.get((variant, metric, length, where, at, ""))
 
-    def value(self, variant: str, metric: str, length: int | None = None) -> float | None:
-        """The value over all seeds; None if there is none."""
-        row = self.get(variant, metric, length)
-        return None if row is None else row.value
-
-    def select(
-        self,
-        metric: str,
-        variant: str | None = None,
-        *,
-        seed: str | None = "",
-        where: str | None = "",
-    ) -> list[ResultRow]:
-        """The rows of a metric in their order; None selects every variant, seed or part."""
-        return [
-            row
-            for row in self.rows.values()
-            if row.metric == metric
-            and variant in (None, row.variant)
-            and seed in (None, row.seed)
-            and where in (None, row.where)
-        ]
-
-    def lengths(self, metric: str) -> list[int]:
-        return sorted({row.length for row in self.select(metric) if row.length is not None})
+def select_one(
+    table: pd.DataFrame, metric: str, variant: str, length: int | None = None
+) -> ResultRow | None:
+    """The row over all seeds, of a length or of all lengths; None if there is none."""
+    rows = (row for row in select(table, metric, variant) if row.length == length)
+    return next(rows, None)

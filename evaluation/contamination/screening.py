@@ -22,8 +22,7 @@ from data.files import atomic, canonical_hash
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings
-from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import TargetWindows
+from evaluation.scoring.targets import EvaluationText, targets_of
 from evaluation.stores import EvaluationStores
 
 # log2 of bits per passage in the filter that most of the training text does not pass
@@ -163,11 +162,11 @@ class Screening:
 def screen(
     shared: Overlap,
     text: EvaluationText,
-    windows: TargetWindows,
-    candidates: TargetWindows | None = None,
+    windows: np.ndarray,
+    candidates: np.ndarray | None = None,
 ) -> Screening:
-    """Drop the targets of `windows` inside excluded text. `candidates`: the possible targets, if
-    the draw already avoided excluded text.
+    """Drop the targets of `windows` (n, 4) inside excluded text. `candidates`: windows of the
+    possible targets, if the draw already avoided excluded text.
 
     Raises EvaluationError if no target remains.
     """
@@ -176,7 +175,7 @@ def screen(
         raise EvaluationError(
             "every target also occurs in the training text: evaluate on another store"
         )
-    of = candidates or windows
+    of = windows if candidates is None else candidates
     seen = _targets_in(shared.trained, text, of)
     again = _targets_in(shared.repeated, text, of) & ~seen
     record = {
@@ -184,22 +183,18 @@ def screen(
         "share": float((seen | again).mean()),
         "in_training": int(seen.sum()),
         "repeated": int(again.sum()),
-        "tokens": of.n_targets,
+        "tokens": len(seen),
         "dropped": _ranges(dropped),
     }
     return Screening(~dropped, record, _sentence(record), shared.unchecked)
 
 
-def _targets_in(
-    rows: np.ndarray,
-    text: EvaluationText,
-    windows: TargetWindows,
-) -> np.ndarray:
+def _targets_in(rows: np.ndarray, text: EvaluationText, windows: np.ndarray) -> np.ndarray:
     """(n_targets,) which targets are inside one of the passages `rows` (tokens as stored)."""
+    documents, index = targets_of(windows)
     if not len(rows):
-        return np.zeros(windows.n_targets, dtype=bool)
-    documents = windows.target_documents()
-    index = windows.target_indices() + text.shift
+        return np.zeros(len(index), dtype=bool)
+    index = index + text.shift
     # documents are offset on one axis
     gap = 1 + int(max(index.max(initial=0), rows[:, 2].max()))
     at = documents * gap + index

@@ -1,8 +1,6 @@
 """`protocol: attention`: attention of every method at every length, on windows of the fixed
 targets."""
 
-from dataclasses import dataclass, field
-
 import torch
 
 from errors import EvaluationError
@@ -11,41 +9,27 @@ from evaluation.diagnostics.attention_weights import (
     bucket_edges,
     record_attention,
 )
-from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
+from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.scoring.evaluate import evenly_spread
+from evaluation.scoring.cells import Advance, EvaluationCell
 from evaluation.scoring.methods import CellPlace, Method
-from evaluation.scoring.plan import EvaluationPlan, fixed_plan
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell
-from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.targets import EvaluationText
+from evaluation.scoring.text_loss import spread
+from evaluation.scoring.windows import fixed_plan
 from model import Transformer
 
 
-@dataclass(kw_only=True)
-class AttentionResult(DiagnosticResult):
-    """Everything measured; keys are (method, length). Windows are the same at every length and
+class AttentionMeasurement(DiagnosticMeasurement):
+    """Windows, and what their last queries attend to. Windows are the same at every length and
     under each method.
-
-    Attributes:
-        seen: merged over the windows.
-    """
-
-    settings: AttentionDiagnosticSettings
-    plan: EvaluationPlan
-    layer_kinds: list[str] = field(default_factory=list)
-    seen: dict[CellPlace, AttentionSample] = field(default_factory=dict)
-
-    def edges(self, length: int) -> list[int]:
-        return bucket_edges(length, self.subject.trained_length)
-
-
-class AttentionSession(CellSession):
-    """One attention evaluation: windows, memory budget and the model as trained.
 
     Raises:
         EvaluationError: before any compute for what cannot work: documents too short, no softmax
             attention.
+
+    Attributes:
+        seen: by (method, length), merged over the windows.
     """
 
     settings: AttentionDiagnosticSettings
@@ -62,23 +46,35 @@ class AttentionSession(CellSession):
     ):
         self.text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
         plan = fixed_plan(settings, self.text, tokenizer.hash, subject.trained_length)
-        self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
-        documents = self.chosen[plan.lengths[0]].document
-        fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
-        result = AttentionResult(**fields, plan=plan)
-        lengths = {length: length for length in plan.lengths}
-        super().__init__(result, lengths, None, console)
+        self.plan = plan
+        chosen = spread(len(plan.truncated), settings.windows)
+        self.chosen = {length: windows[chosen] for length, windows in plan.windows.items()}
+        super().__init__(
+            settings,
+            subject,
+            methods,
+            {length: length for length in plan.lengths},
+            text=self.text,
+            tokenizer=tokenizer,
+            document=plan.truncated[chosen, 0],
+            console=console,
+        )
+        self.seen: dict[CellPlace, AttentionSample] = {}
         if plan.note:
             self.warn(plan.note)
-        self.title = f"attention in {len(result.unit)} windows"
+        self.title = f"attention in {len(self.unit)} windows"
         model = subject.under((), settings.dtype)
-        result.layer_kinds = list(model.settings.layer_kinds)
-        for block, kind in zip(model.layers, result.layer_kinds, strict=True):
+        self.layer_kinds = list(model.settings.layer_kinds)
+        for block, kind in zip(model.layers, self.layer_kinds, strict=True):
             if not block.mixer.has_attention_weights:
                 raise EvaluationError(
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"
                 )
+
+    def edges(self, length: int) -> list[int]:
+        """Of the buckets of distances."""
+        return bucket_edges(length, self.subject.trained_length)
 
     def cells(self) -> list[EvaluationCell]:
         return [
@@ -86,7 +82,7 @@ class AttentionSession(CellSession):
                 method,
                 length,
                 self.key(method, length),
-                inputs=self.chosen[length].inputs,
+                inputs=self.chosen[length][:, 2],
                 keep=self.settings.targets,
                 chunk=self.settings.chunk,
                 windows=self.chosen[length],
@@ -101,8 +97,8 @@ class AttentionSession(CellSession):
         batch: int,
         advance: Advance,
     ) -> AttentionSample:
-        windows = cell.windows
-        tokens = self.text.windows(windows.document, windows.end, cell.length)
+        document, end, *_ = cell.windows.T
+        tokens = self.text.windows(document, end, cell.length)
         tokens = torch.from_numpy(tokens).to(self.device)
         parts = []
         for rows in tokens.split(batch):
@@ -111,7 +107,7 @@ class AttentionSession(CellSession):
                 rows[:, :-1],
                 keep=self.settings.targets,
                 chunk=self.settings.chunk,
-                edges=self.result.edges(cell.length),
+                edges=self.edges(cell.length),
                 trained_length=self.subject.trained_length,
             )
             parts.append(sample)
@@ -119,4 +115,4 @@ class AttentionSession(CellSession):
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
-        self.result.seen[cell.where] = values
+        self.seen[cell.where] = values

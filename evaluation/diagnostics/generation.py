@@ -4,19 +4,17 @@ The true continuation is the reference. A row ends when the model generates EOS.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
+from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.scoring.cells import Advance, EvaluationCell
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell
-from evaluation.scoring.targets import draw_integer, draw_targets
-from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.targets import EvaluationText, draw_integer, draw_targets
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import Transformer
@@ -38,33 +36,17 @@ def source_of(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
-@dataclass(kw_only=True)
-class GenerationResult(DiagnosticResult):
-    """Everything measured.
-
-    Attributes:
-        edges: of the buckets of positions; the first is the prompt's length.
-        values: (method, source) -> measure -> (prompts, buckets).
-        text: (method, source) -> continuation of the first prompt.
-    """
-
-    settings: GenerationDiagnosticSettings
-    edges: list[int]
-    targets_hash: str
-    values: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
-    text: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    @property
-    def sources(self) -> list[str]:
-        return [*map(source_of, self.settings.temperatures), REAL]
-
-
-class GenerationSession(CellSession):
-    """One generation evaluation: prompts, lengths and memory budget.
+class GenerationMeasurement(DiagnosticMeasurement):
+    """Prompts, and their continuations by the model.
 
     Raises:
         EvaluationError: before any compute for what cannot work: documents too short, no room after
             prompts.
+
+    Attributes:
+        edges: of the buckets of positions; the first is the prompt's length.
+        by_source: (method, source) -> measure -> (prompts, buckets).
+        texts: (method, source) -> continuation of the first prompt.
     """
 
     settings: GenerationDiagnosticSettings
@@ -102,11 +84,21 @@ class GenerationSession(CellSession):
             seed=settings.seed,
             least_documents=settings.least_documents,
         )
-        fields = common_fields(settings, subject, methods, text, tokenizer.hash, drawn.document)
-        edges = [*range(prompt, total - width // 2, width), total]
-        result = GenerationResult(**fields, edges=edges, targets_hash=drawn.hash)
-        # the last token is generated and not read
-        super().__init__(result, {total: total - 1}, None, console)
+        super().__init__(
+            settings,
+            subject,
+            methods,
+            {total: total - 1},  # the last token is generated and not read
+            text=text,
+            tokenizer=tokenizer,
+            document=drawn.document,
+            console=console,
+        )
+        self.edges = [*range(prompt, total - width // 2, width), total]
+        self.targets_hash = drawn.hash
+        self.sources = [*map(source_of, settings.temperatures), REAL]
+        self.by_source: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+        self.texts: dict[tuple[str, str], str] = {}
         self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.title = f"{len(self.real)} prompts of {prompt} tokens"
 
@@ -122,7 +114,7 @@ class GenerationSession(CellSession):
                 role=source,
             )
             for method, total in self.places()
-            for source in self.result.sources
+            for source in self.sources
         ]
 
     def score(
@@ -146,7 +138,7 @@ class GenerationSession(CellSession):
         for start in range(0, len(tokens), batch):
             rows = slice(start, start + batch)
             nll[rows, self.prompt :] = scorer(tokens[rows], cell.keep)
-        values = by_bucket(tokens, ends, nll, self.result.edges)
+        values = by_bucket(tokens, ends, nll, self.edges)
         if not np.isfinite(values["nll"][:, 0]).any():
             raise CellFailed(f"the loss of the text is not finite ({cell.role})")
         text = self.tokenizer.decode(tokens[0, self.prompt : ends[0]].tolist())
@@ -154,7 +146,7 @@ class GenerationSession(CellSession):
 
     def keep(self, cell: EvaluationCell, values: tuple[str, dict[str, np.ndarray]]) -> None:
         where = (cell.method.label, cell.role)
-        self.result.text[where], self.result.values[where] = values
+        self.texts[where], self.by_source[where] = values
 
     def _generate(
         self,

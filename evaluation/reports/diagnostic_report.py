@@ -32,9 +32,9 @@ import torch
 from matplotlib.figure import Figure
 
 from evaluation.diagnostics import attention_weights, generation
-from evaluation.diagnostics.attention import AttentionResult
-from evaluation.diagnostics.diagnostic_session import DiagnosticResult
-from evaluation.diagnostics.generation import REAL, GenerationResult
+from evaluation.diagnostics.attention import AttentionMeasurement
+from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
+from evaluation.diagnostics.generation import REAL, GenerationMeasurement
 from evaluation.reports.document import ReportTable, counted
 from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.loss_report import positions, tokens_seen
@@ -72,7 +72,7 @@ MEAN = "mean"
 UNIFORM = "uniform attention"
 
 
-def record_of(result: DiagnosticResult, **record) -> dict:
+def record_of(result: DiagnosticMeasurement, **record) -> dict:
     """The content of results.json."""
     common = {
         **basis(result),
@@ -133,7 +133,7 @@ def stem_of(stem: str, name: str) -> str:
 # Attention.
 
 
-def attention_report(result: AttentionResult, name: str = "attention") -> EvaluationReport:
+def attention_report(result: AttentionMeasurement, name: str = "attention") -> EvaluationReport:
     record = record_of(
         result,
         kind="attention",
@@ -175,7 +175,7 @@ def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
             yield {"layer": layer, "head": head}, of_layer[:, :, head : head + 1]
 
 
-def measure_cells(result: AttentionResult) -> Iterator[dict]:
+def measure_cells(result: AttentionMeasurement) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
     for (method, length), sample in result.seen.items():
         for measure in attention_weights.MEASURES:
@@ -190,7 +190,7 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
                     yield cell
 
 
-def distance_cells(result: AttentionResult) -> Iterator[dict]:
+def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
     for (method, length), sample in result.seen.items():
         masses = places(sample["by_distance"])
@@ -222,12 +222,12 @@ def attention_verdict(r: ReportedResults) -> str:
     """How entropy and the mass beyond the trained distance change with the length."""
     parts = []
     for name in r.names:
-        entropy = r.table.select("entropy_relative", name)
-        beyond = r.table.select("mass_beyond", name)
+        entropy = r.rows("entropy_relative", name)
+        beyond = r.rows("mass_beyond", name)
         if entropy and beyond:
             shares = f"{entropy[0].value:.0%} → {entropy[-1].value:.0%}"
             parts.append(f"{name} entropy {shares} of ln n, {beyond[-1].value:.1%} beyond L0")
-    lengths = r.table.lengths("entropy_relative")
+    lengths = r.lengths_of("entropy_relative")
     return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
 
 
@@ -241,7 +241,7 @@ def attention_tables(r: ReportedResults) -> list[ReportTable]:
 def attention_figures(r: ReportedResults) -> dict[str, Figure]:
     """Of each method: measures by length and layer, and mass by distance; of all together."""
     figures = {}
-    for name in dict.fromkeys(row.variant for row in r.table.select("entropy")):
+    for name in dict.fromkeys(row.variant for row in r.rows("entropy")):
         figures[stem_of("attention_by_length", name)] = layers_figure(r, name)
         figures[stem_of("mass_by_distance", name)] = mass_figure(r, name)
     if len(r.names) > 1:
@@ -257,9 +257,9 @@ def attention_figure(
     title: str = "Attention by context length",
 ) -> Figure:
     """A panel for each measure; by default a line for each variant, means over layers and heads."""
-    axis = LengthAxis(r.table.lengths("entropy_relative"), [r.trained_length])
+    axis = LengthAxis(r.lengths_of("entropy_relative"), [r.trained_length])
     text = FigureText(title, r.subtitle, "Dotted: trained length.")
-    return measures_figure(ATTENTION, rows or r.table.select, styles, axis, text)
+    return measures_figure(ATTENTION, rows or r.rows, styles, axis, text)
 
 
 def layers_figure(r: ReportedResults, name: str) -> Figure:
@@ -267,9 +267,7 @@ def layers_figure(r: ReportedResults, name: str) -> Figure:
     layers = [f"layer {n + 1}" for n in range(len(r.facts["layer_kinds"]))]
 
     def rows(measure: str) -> list[ResultRow]:
-        rows = [
-            row for where in ("", *layers) for row in r.table.select(measure, name, where=where)
-        ]
+        rows = [row for where in ("", *layers) for row in r.rows(measure, name, where=where)]
         return renamed(rows, lambda row: row.where or MEAN)
 
     styles = shades(layers) | styles_of([MEAN], MEAN)
@@ -278,12 +276,12 @@ def layers_figure(r: ReportedResults, name: str) -> Figure:
 
 def mass_figure(r: ReportedResults, name: str) -> Figure:
     """A panel for each layer, a line for each length."""
-    lengths = [row.length for row in r.table.select("entropy", name)]
+    lengths = [row.length for row in r.rows("entropy", name)]
     longest = lengths[-1]
     by_layer = {}
     for n, kind in enumerate(r.facts["layer_kinds"], start=1):
-        mass = r.table.select("mass", name, where=f"layer {n}")
-        uniform = r.table.select("uniform_mass", name, where=f"layer {n}")
+        mass = r.rows("mass", name, where=f"layer {n}")
+        uniform = r.rows("uniform_mass", name, where=f"layer {n}")
         uniform = [row for row in uniform if row.length == longest]
         by_layer[f"layer {n}, {kind}"] = [
             *renamed(mass, lambda row: f"{row.length:,} tokens"),
@@ -306,7 +304,7 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
 # Generated text.
 
 
-def generation_report(result: GenerationResult, name: str = "generation") -> EvaluationReport:
+def generation_report(result: GenerationMeasurement, name: str = "generation") -> EvaluationReport:
     record = record_of(
         result,
         kind="generation",
@@ -317,7 +315,7 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
         cells=list(generation_cells(result)),
         samples=[
             {"method": method, "source": source, "text": text}
-            for (method, source), text in result.text.items()
+            for (method, source), text in result.texts.items()
         ],
     )
     details = [
@@ -339,10 +337,10 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
     )
 
 
-def generation_cells(result: GenerationResult) -> Iterator[dict]:
+def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
     buckets = list(pairwise(result.edges))
-    for (method, source), by_measure in result.values.items():
+    for (method, source), by_measure in result.by_source.items():
         for measure, by_bucket in by_measure.items():  # (P, buckets)
             for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
                 rows = int(np.isfinite(values).sum())
@@ -360,7 +358,7 @@ def generation_cells(result: GenerationResult) -> Iterator[dict]:
 
 def generation_verdict(r: ReportedResults) -> str:
     """How much the text repeats itself where the evaluation ends."""
-    rows = r.table.select("repeated_4", where=None)
+    rows = r.rows("repeated_4", where=None)
     last = max((row.bounds[1] for row in rows), default=0)
     parts = [f"{row.variant}, {row.where} {row.value:.0%}" for row in rows if row.until == last]
     return f"4-grams repeated up to {last:,} tokens: {'; '.join(parts)}."
@@ -381,7 +379,7 @@ def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:
     )
     return measures_figure(
         TEXT,
-        lambda measure: renamed(r.table.select(measure, name, where=None), lambda row: row.where),
+        lambda measure: renamed(r.rows(measure, name, where=None), lambda row: row.where),
         styles_of(sources, REAL),
         LengthAxis(edges, [r.trained_length], lambda row: sum(row.bounds) / 2),
         text,

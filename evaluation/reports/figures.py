@@ -4,7 +4,7 @@ at column width and without color.
 `panels` draws panels into one figure; the other functions make panels of rows of results
 (`ResultRow`, or anything with its attributes):
 
-    panel = length_panel(table.select("nll"), styles_of(names), LengthAxis([64, 256], trained=[64]))
+    panel = length_panel(select(table, "nll"), styles_of(names), LengthAxis([64], trained=[64]))
     save(panels([panel], FigureText("Loss by context length")), folder, "nll_by_length")
 """
 

@@ -3,13 +3,13 @@ the schemes of a study. Their tables, sentences and figures are the same views o
 results."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from errors import EvaluationError
 from evaluation.reports.document import (
     NONE,
     Cell,
@@ -40,21 +40,20 @@ from evaluation.reports.report import (
     basis,
     caveats,
     melted,
-    method_variants,
 )
-from evaluation.results_table import ResultRow, ResultsTable, number
-from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.results_table import ResultRow, number, results_table, select_one
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.statistics.intervals import unit_counts, unit_means
+from evaluation.scoring.text_loss import LossMeasurement
+from evaluation.statistics.intervals import unit_means
 from evaluation.statistics.loss_table import (
     INCONCLUSIVE,
     POINTS_ONLY,
     UNDERTRAINED,
     Analysis,
-    VerdictRules,
-    add_levels,
-    is_undertrained,
+    analyze,
+    by_position,
     losses_of,
+    read_gains,
 )
 
 TONES = {"held": "good", "broken": "bad"}
@@ -120,7 +119,7 @@ class LossResults(ReportedResults):
 
     def beyond(self, name: str) -> list[ResultRow]:
         """Changes with their verdicts at the measured lengths beyond the trained length."""
-        return [row for row in self.table.select("delta", name) if row.verdict]
+        return [row for row in self.rows("delta", name) if row.verdict]
 
     def claims(self, name: str) -> bool:
         """Whether the variant has enough seeds and units for verdicts."""
@@ -151,7 +150,7 @@ def loss_styles(r: LossResults, names: Sequence[str] = ()) -> Styles:
     """The variant that the others are compared with is black, as is a run as trained."""
     names = [name for name in names or r.names if name != TRUNCATE]
     ink = r.baseline or name_of(TRAINED)
-    return styles_of(names, ink, r.table.select("nll"), r.undertrained)
+    return styles_of(names, ink, r.rows("nll"), r.undertrained)
 
 
 # Tables.
@@ -174,10 +173,10 @@ def overview(r: LossResults) -> ReportTable:
         if r.seeds:
             row.append(str(r.seeds[name]))
         for length in r.lengths:
-            level = r.table.value(name, "nll", length)
+            level = r.value("nll", name, length)
             row.append(NONE if level is None else plain(level))
         if is_judged:
-            gain = r.table.get(name, "delta", r.lengths[-1])
+            gain = select_one(r.table, "delta", name, r.lengths[-1])
             row.append(verdict_cell(r, name))
             row.append(NONE if gain is None else interval_text(gain.negated))
         rows.append(row)
@@ -214,7 +213,7 @@ def differences(r: LossResults) -> ReportTable:
         tone = "bad" if row.low > 0 else "good" if row.high < 0 else ""
         return TableCell(interval_text(row), tone)
 
-    rows = r.table.select("difference")
+    rows = r.rows("difference")
     note = "Nats; negative is better."
     if any(math.isfinite(row.low) for row in rows):
         note += f" Intervals simultaneous over {r.difference_family} comparisons."
@@ -225,7 +224,7 @@ def differences(r: LossResults) -> ReportTable:
 
 def read_gain_table(r: ReportedResults) -> ReportTable:
     """What is read of repeated text, by distance and length."""
-    rows = r.table.select("read_gain")
+    rows = r.rows("read_gain")
     rows.sort(key=lambda row: (r.names.index(row.variant), row.at))
     return pivot(
         "Read gain by distance and length",
@@ -248,7 +247,7 @@ def position_tables(r: ReportedResults) -> list[ReportTable]:
     return [
         pivot(
             title,
-            r.table.select(metric),
+            r.rows(metric),
             write,
             index={"positions": positions},
             columns=lambda row: row.variant,
@@ -283,8 +282,8 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
 def outcome(r: LossResults, name: str) -> tuple[float, float, str]:
     """Minus the longest length held, the shortest length broken, and both in words: in the order of
     the best."""
-    held = r.table.value(name, "held_to") or 0
-    broken = r.table.value(name, "break_point") or math.inf
+    held = r.value("held_to", name) or 0
+    broken = r.value("break_point", name) or math.inf
     words = [f"held to {held:,.0f}"] if held else []
     words += [f"broken at {broken:,.0f}"] if broken < math.inf else []
     return -held, broken, ", ".join(words) or INCONCLUSIVE
@@ -317,7 +316,7 @@ def warning(r: LossResults) -> str:
 
 def position_verdict(r: ReportedResults) -> str:
     """The sign of the gain at the last positions."""
-    rows = r.table.select("gain_at_positions")
+    rows = r.rows("gain_at_positions")
     last = max(row.bounds[0] for row in rows)
     signs = r.by_sign([row for row in rows if row.at == last], "positive", "negative")
     return f"Gain over truncation from position {last:,} on: {signs or 'point estimates only'}."
@@ -328,24 +327,24 @@ def details(r: LossResults) -> list[str]:
     of the tables."""
     lines = []
     longest = r.lengths[-1]
-    changes = [row for row in r.table.select("delta") if row.length == longest]
+    changes = [row for row in r.rows("delta") if row.length == longest]
     signs = r.by_sign([row.negated for row in changes if row.verdict], "positive", "negative")
     if signs:
         none = "" if "positive" in signs else f"positive for no {r.noun}; "
         lines.append(f"Net gain over truncation at {longest:,}: {none}{signs}.")
-    rows = r.table.select("difference")
+    rows = r.rows("difference")
     lengths = sorted({row.inputs for row in rows})
     for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
         here = [row for row in rows if row.length == length]
         if signs := r.by_sign(here, "higher (worse)", "lower (better)"):
             lines.append(f"{r.against} at {length:,}: {signs}.")
     reaches: dict[str, list[str]] = {}
-    for row in r.table.select("context_reach"):
+    for row in r.rows("context_reach"):
         reaches.setdefault(row.note, []).append(row.variant)
     if reaches:
         parts = [f"{text} ({r.named(names)})" for text, names in reaches.items()]
         lines.append(f"Context reach: {'; '.join(parts)}.")
-    if rows := r.table.select("read_gain"):
+    if rows := r.rows("read_gain"):
         farthest: dict[str, float] = {}
         for row in rows:
             if row.low > 0:
@@ -361,7 +360,7 @@ def details(r: LossResults) -> list[str]:
 def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     """NLL by length, a line per variant, above the differences with their intervals."""
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
-    rows = [row for row in r.table.select("nll", seed=None) if row.variant != TRUNCATE]
+    rows = [row for row in r.rows("nll", seed=None) if row.variant != TRUNCATE]
     levels = []
     if r.truncated is not None:
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
@@ -373,17 +372,17 @@ def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"
-        rows = [row.negated for row in r.table.select("delta") if row.verdict]
+        rows = [row.negated for row in r.rows("delta") if row.verdict]
         if r.baseline:
             heading = f"{r.against}, nats"
-            rows = r.table.select("difference")
+            rows = r.rows("difference")
         shown.append(difference_panel(rows, styles, axis, heading, r.tolerance))
     return panels(shown, text, x=CONTEXT)
 
 
 def position_figure(r: ReportedResults, styles: Styles) -> Figure:
     """NLL by position, above the gain over truncation."""
-    rows = r.table.select("nll_at_positions")
+    rows = r.rows("nll_at_positions")
     longest = int(max(row.bounds[1] for row in rows))
     ticks = [float(2**k) for k in range(longest.bit_length())]
     axis = LengthAxis(ticks, [r.trained_length], tokens_seen)
@@ -393,7 +392,7 @@ def position_figure(r: ReportedResults, styles: Styles) -> Figure:
         f"Different tokens at each position; methods use the factor for {longest:,}.",
     )
     heading = f"gain over the context truncated to {r.trained_length:,}, nats"
-    gain_rows = r.table.select("gain_at_positions")
+    gain_rows = r.rows("gain_at_positions")
     shown = [
         length_panel(rows, styles, axis, y="NLL, nats per token"),
         difference_panel(gain_rows, styles, axis, heading, r.facts.get("tolerance", 0.02)),
@@ -410,7 +409,7 @@ def tokens_seen(row: ResultRow) -> float:
 def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     """Net gain over truncation by length; all lines begin at the trained length, where the gain as
     trained is 0."""
-    rows = [row.negated for row in r.table.select("delta") if row.inputs >= r.trained_length]
+    rows = [row.negated for row in r.rows("delta") if row.inputs >= r.trained_length]
     rows = [row for row in rows if r.beyond(row.variant)]
     axis = LengthAxis(sorted({row.inputs for row in rows}), [r.trained_length])
     levels = [("truncated to the trained length", 0.0)]
@@ -425,7 +424,7 @@ def differences_figure(r: LossResults, text: FigureText, styles: Styles) -> Figu
     if len(lengths) > 3:  # the table has all of them
         kept = {r.trained_length, lengths[len(lengths) // 2], lengths[-1]}
         lengths = [n for n in lengths if n in kept]
-    rows = [row for row in r.table.select("difference") if row.length in lengths]
+    rows = [row for row in r.rows("difference") if row.length in lengths]
     shown = [
         dots_panel(
             sorted((row for row in rows if row.length == n), key=lambda row: row.value),
@@ -446,72 +445,106 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
     return f"Bars: {intervals}. Shaded: within the tolerance." if drawn else ""
 
 
-# One run.
+# Reports.
 
 
 def loss_report(
-    result: EvaluationResult, analysis: Analysis, name: str = "loss"
+    runs: Mapping[str, LossMeasurement], name: str = "loss", facts: Mapping | None = None
 ) -> EvaluationReport:
-    r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
+    """Of one run under its methods, or of several runs on the same targets, by name.
+
+    Args:
+        name: of the results folder.
+        facts: (corpus, command, date) for results.json.
+    """
+    first, *others = runs.values()
+    analysis = analyze(runs)
+    record = comparison_record(runs, analysis) if others else record_of(first, analysis)
+    more = [] if others else [*read_gain_rows(record), *position_rows(record)]
+    table = pd.concat([analysis.table, results_table(more)], ignore_index=True)
+    r = LossResults(
+        title=f"{len(runs)} runs" if others else first.subject.name,
+        variants=analysis.variants,
+        noun="run" if others else "method",
+        facts={**record, **(facts or {})},
+        table=table,
+        lengths=first.plan.lengths,
+        unit_kind=first.unit_kind,
+        units=len(np.unique(first.unit)),
+        tolerance=first.settings.tolerance,
+        confidence=first.settings.confidence,
+        family=analysis.family,
+        difference_family=analysis.family,
+        undertrained=analysis.undertrained,
+        per="token" if first.plan.span_bytes is None else "byte",
+    )
     report = EvaluationReport(
         name=name,
-        title=f"Loss of {r.title}",
+        title=f"Loss of {listed(list(runs)) if others else r.title}",
         results=r,
-        verdict=verdict(r),
-        details=[*details(r), *reference(result, r), result.screening.sentence],
-        caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
-        tables=[overview(r), read_gain_table(r)],
-        more_tables=[gains(r)],
+        caveats=caveats(r.units, r.unit_kind, runs if others else {"": first}, analysis.notes),
+        more_records={"targets.json": first.plan.record},
         draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
-        more_records={"targets.json": result.plan.record},
     )
-    protocol = result.plan.protocol
+    protocol = first.plan.protocol
+    if others:
+        r.baseline, *_ = runs
+        r.also_trained = [run.subject.trained_length for run in runs.values()]
+        over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
+        text = FigureText(
+            "Loss of several runs by context length",
+            f"The same {r.sample} at every length ({protocol})",
+            bars_note(r.rows("difference"), f"{over} {r.difference_family}"),
+        )
+        *sentences, last = details(r) or [f"{r.against}: point estimates only."]
+        report.verdict = warning(r) + last
+        report.details = [
+            *sentences,
+            *(
+                f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
+                f"{each.subject.trained_length:,}."
+                for run, each in runs.items()
+            ),
+            "Differences describe these checkpoints, not a training method.",
+            first.screening.sentence,
+        ]
+        report.tables = [overview(r), differences(r)]
+        return report
+    r.truncated = first.truncated_nll
+    r.unigram = first.unigram_nll
+    if first.settings.matrix:  # best first at the longest length
+        r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
     same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
-    subtitle = f"{r.title}: {same}{r.sample}{at_each} ({protocol})"
-    gain_rows = [row for row in r.table.select("delta") if row.verdict]
-    text = FigureText("Loss beyond the trained length", subtitle, bars_note(gain_rows, r.intervals))
-    if analysis.buckets:
+    gain_rows = [row for row in r.rows("delta") if row.verdict]
+    text = FigureText(
+        "Loss beyond the trained length",
+        f"{r.title}: {same}{r.sample}{at_each} ({protocol})",
+        bars_note(gain_rows, r.intervals),
+    )
+    report.details = [*details(r), *reference(first, r), first.screening.sentence]
+    if record["by_position"]:
         report.tables = position_tables(r)
-        report.more_tables = ()
         report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r))}
         report.verdict = warning(r) + position_verdict(r)
+    else:
+        report.tables = [overview(r), read_gain_table(r)]
+        report.more_tables = [gains(r)]
+        report.verdict = verdict(r)
     return report
 
 
-def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
-    """The results of one run, whose record (results.json) has the facts; its repeated text and
-    positions are added to the table."""
-    methods = list(record["methods"])
-    if record["settings"].get("matrix"):  # best first at the longest length
-        last = {cell["method"]: cell["nll"] or math.inf for cell in record["cells"]}
-        last |= {TRAINED: -math.inf, TRUNCATE: -math.inf}
-        methods.sort(key=lambda method: last.get(method, math.inf))
-    table.extend(read_gain_rows(record))
-    table.extend(position_rows(record))
-    unigram = record["unigram_nll"]
-    truncated = record["truncated_nll"]
-    return LossResults(
-        title=title,
-        variants=method_variants(methods),
-        facts=record,
-        table=table,
-        lengths=record["lengths"],
-        unit_kind=record["unit"],
-        units=len(record["units"]["names"]),
-        tolerance=record["tolerance"],
-        confidence=record["confidence"],
-        family=record["family"],
-        truncated=truncated,
-        unigram=unigram,
-        undertrained=[*map(name_of, methods)] if is_undertrained(truncated, unigram) else [],
-    )
+def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
+    """NLL at the longest length, with the baselines first."""
+    if columns["method"] in (TRAINED, TRUNCATE):
+        return -math.inf
+    return r.value("nll", name, r.lengths[-1]) or math.inf
 
 
-def reference(result: EvaluationResult, r: LossResults) -> list[str]:
+def reference(result: LossMeasurement, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
-    trained = r.table.value(name_of(TRAINED), "perplexity", r.trained_length)
-    bits = r.table.value(name_of(TRAINED), "bits_per_byte", r.trained_length)
+    trained = r.value("perplexity", name_of(TRAINED), r.trained_length)
+    bits = r.value("bits_per_byte", name_of(TRAINED), r.trained_length)
     if trained:
         more = f", {bits:.3f} bits per byte" if bits else ""
         lines.append(f"As trained at {r.trained_length:,}: perplexity {trained:.2f}{more}.")
@@ -523,19 +556,15 @@ def reference(result: EvaluationResult, r: LossResults) -> list[str]:
     return lines
 
 
-def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
-    """The content of results.json."""
+def record_of(result: LossMeasurement, analysis: Analysis) -> dict:
+    """The content of results.json of one run."""
     ids, counts = np.unique(result.unit, return_counts=True)
-    units = {
-        "kind": result.unit_kind,
-        "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
-        "targets": counts.tolist(),
-    }
 
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
         """Mean NLL of each unit in the order of `units`."""
         return None if nll is None else unit_means(nll, result.unit).tolist()
 
+    numbers = analysis.table.set_index(["variant", "length", "metric"])["value"]
     cells = []
     for method in result.methods:
         notes = losses_of(result, method.label).notes
@@ -546,9 +575,9 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
                 cells.append({
                     "method": method.label,
                     "length": length,
-                    **{metric: analysis.table.value(name, metric, length) for metric in NUMBERS},
+                    **{metric: numbers.get((name, length, metric)) for metric in NUMBERS},
                     "failure": result.absent.get(cell) or result.failed.get(cell),
-                    "scheme": notes.get(length),
+                    "scheme": notes[length],
                     "exists": cell not in result.absent,
                     "unit_nll": by_unit(result.nll.get(cell)),
                 })  # fmt: skip
@@ -564,18 +593,22 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "lengths": result.plan.lengths,
         "left_out": result.left_out,
         "contamination": result.screening.record,
-        "units": units,
-        "unigram_nll": analysis.unigram,
+        "units": {
+            "kind": result.unit_kind,
+            "names": [result.unit_names[i] for i in ids],
+            "targets": counts.tolist(),
+        },
+        "unigram_nll": result.unigram_nll,
         "unigram_unit_nll": by_unit(result.unigram),
-        "truncated_nll": analysis.truncated,
+        "truncated_nll": result.truncated_nll,
         "truncated_unit_nll": by_unit(result.truncated),
         "cells": cells,
-        "by_position": analysis.buckets,
+        "by_position": by_position(result),
         "per_target_nll": result.files,
     }
     if repeats := result.plan.repeats:
-        cells = analysis.read_gains
-        record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": cells}
+        gains = list(read_gains(result))
+        record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": gains}
     return record
 
 
@@ -611,57 +644,17 @@ def read_gain_rows(record: dict) -> Iterator[ResultRow]:
                 yield row._replace(note=note, units=len(cell["units"]), **place)
 
 
-# Several runs.
-
-
-def comparison_report(
-    names: Sequence[str], results: Sequence[EvaluationResult], name: str, facts: dict
-) -> EvaluationReport:
-    """Every run under each of its methods on the same targets. Differences from the first run are
-    paired by target; their intervals are over units and simultaneous over all differences.
-
-    Args:
-        names: of the runs.
-        facts: (corpus, command, date) for results.json.
-
-    Raises:
-        EvaluationError: two runs were not scored on the same targets.
-    """
-    first = results[0]
-    runs = dict(zip(names, results, strict=True))
-    for run, other in runs.items():
-        if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
-            raise EvaluationError(
-                f"{run} and {names[0]} have different targets; evaluate both with equal settings"
-            )
-    variants = {}
-    losses = {}
-    undertrained = []
-    for run, result in runs.items():
-        for method in result.methods:
-            label = run if method.label == TRAINED else f"{run}, {method.label}"
-            variants[label] = {"run": result.subject.name, "method": method.label}
-            losses[label] = losses_of(result, method.label)
-            means = [None if x is None else x.mean() for x in (result.truncated, result.unigram)]
-            if is_undertrained(*means):
-                undertrained.append(label)
-    baseline, *_ = losses.values()
-    pairs = [  # truncation to the trained length changes nothing there: it is the same array
-        (label, length)
-        for label, own in losses.items()
-        for length in first.plan.lengths
-        if length in own.nll and length in baseline.nll
-        if own.nll[length] is not baseline.nll[length]
-    ]
-    record = {
-        **facts,
+def comparison_record(runs: Mapping[str, LossMeasurement], analysis: Analysis) -> dict:
+    """The content of results.json of several runs."""
+    first, *_ = runs.values()
+    return {
         **first.facts,
         "protocol": first.plan.protocol,
         "trained_length": first.subject.trained_length,
         "dtype": first.settings.dtype,
         "targets_hash": first.plan.hash,
         "targets": len(first.document),
-        "family": max(1, len(pairs)),
+        "family": analysis.family,
         "runs": [
             {
                 "run": run.subject.name,
@@ -669,57 +662,6 @@ def comparison_report(
                 "checkpoint_hash": run.subject.checkpoint_hash,
                 "train_length": run.subject.trained_length,
             }
-            for run in results
+            for run in runs.values()
         ],
     }
-    r = LossResults(
-        title=f"{len(runs)} runs",
-        variants=variants,
-        noun="run",
-        facts=record,
-        lengths=first.plan.lengths,
-        unit_kind=first.unit_kind,
-        units=len(np.unique(first.unit)),
-        tolerance=first.settings.tolerance,
-        confidence=first.settings.confidence,
-        difference_family=record["family"],
-        undertrained=undertrained,
-        baseline=names[0],
-        per="token" if first.plan.span_bytes is None else "byte",
-        also_trained=[run.subject.trained_length for run in results],
-    )
-    alpha = 1 - r.confidence
-    rules = VerdictRules(r.trained_length, r.tolerance, unit_counts(first.unit), alpha)
-    for label, own in losses.items():
-        add_levels(r.table, label, own, rules)
-    for label, length in pairs:
-        change = losses[label].by_unit(losses[label].nll[length] - baseline.nll[length])
-        difference = rules.interval(change, alpha=alpha, family=r.difference_family)
-        r.table.add(label, "difference", difference, length)
-    over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
-    text = FigureText(
-        "Loss of several runs by context length",
-        f"The same {r.sample} at every length ({first.plan.protocol})",
-        bars_note(r.table.select("difference"), f"{over} {r.difference_family}"),
-    )
-    *sentences, last = details(r) or [f"{r.against}: point estimates only."]
-    return EvaluationReport(
-        name=name,
-        title=f"Loss of {listed(list(names))}",
-        results=r,
-        verdict=warning(r) + last,
-        details=[
-            *sentences,
-            *(
-                f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
-                f"{each.subject.trained_length:,}."
-                for run, each in runs.items()
-            ),
-            "Differences describe these checkpoints, not a training method.",
-            first.screening.sentence,
-        ],
-        caveats=caveats(r.units, r.unit_kind, runs),
-        tables=[overview(r), differences(r)],
-        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
-        more_records={"targets.json": first.plan.record},
-    )

@@ -28,9 +28,9 @@ from evaluation.reports.document import (
     plain_text,
 )
 from evaluation.reports.figures import save
-from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.results_table import ResultRow, number, results_table, select, select_one
+from evaluation.scoring.cells import Measurement
 from evaluation.scoring.methods import name_of
-from evaluation.scoring.session import MeasuredCells
 
 NAMED = 6  # variants of one outcome that a sentence names
 # Facts about an evaluation that results.csv repeats in each row.
@@ -60,9 +60,21 @@ class ReportedResults:
     variants: dict[str, dict[str, str]]
     noun: str = "method"
     facts: Mapping
-    table: ResultsTable = field(default_factory=ResultsTable)
+    table: pd.DataFrame = field(default_factory=results_table)
     seeds: dict[str, int] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
+
+    def rows(self, metric: str, variant: str | None = None, **place: str | None) -> list[ResultRow]:
+        """The rows of a metric, as `select` returns them."""
+        return select(self.table, metric, variant, **place)
+
+    def value(self, metric: str, variant: str, length: int | None = None) -> float | None:
+        """The value over all seeds; None if there is none."""
+        row = select_one(self.table, metric, variant, length)
+        return None if row is None else row.value
+
+    def lengths_of(self, metric: str) -> list[int]:
+        return sorted({row.inputs for row in self.rows(metric)})
 
     @property
     def names(self) -> list[str]:
@@ -138,7 +150,7 @@ def metrics_table(
         _, form = columns[row.metric]
         return format(row.value, form) if isinstance(form, str) else form(row)
 
-    rows = [row for metric in columns for row in r.table.select(metric, where=None)]
+    rows = [row for metric in columns for row in r.rows(metric, where=None)]
     rows = [row for row in rows if not row.where.startswith("layer")]
     rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
     return pivot(
@@ -163,7 +175,7 @@ def write_results(path: Path, results: Sequence[ReportedResults], **first: str) 
             **{key: r.facts.get(key) for key in FACTS},
         }
         for r in results
-        for row in r.table.rows.values()
+        for row in map(ResultRow._make, r.table.itertuples(index=False))
     ]
     write_table(path, records)
 
@@ -290,7 +302,7 @@ def write_pages(
 def caveats(
     units: int,
     unit_kind: str,
-    runs: Mapping[str, MeasuredCells],
+    runs: Mapping[str, Measurement],
     notes: Sequence[str] = (),
 ) -> list[str]:
     """Sentences; `runs`: the results by name, '' for a single one."""
@@ -321,7 +333,7 @@ def caveats(
     return lines + list(dict.fromkeys(remarks))
 
 
-def basis(result: MeasuredCells) -> dict:
+def basis(result: Measurement) -> dict:
     """The settings, methods and hashes that the numbers of a `result` depend on, and the cells
     without numbers."""
     facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
@@ -351,7 +363,7 @@ def basis(result: MeasuredCells) -> dict:
 
 
 def report_of(
-    result: MeasuredCells,
+    result: Measurement,
     record: dict,
     name: str,
     title: str,
@@ -373,7 +385,7 @@ def report_of(
         title=result.subject.name,
         variants=method_variants(method.label for method in result.methods),
         facts=record,
-        table=ResultsTable(rows(record)),
+        table=results_table(rows(record)),
     )
     first, *others = tables(r)
     return EvaluationReport(

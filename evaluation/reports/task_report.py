@@ -44,7 +44,7 @@ from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import unit_counts
 from evaluation.tasks.task_analysis import ABOVE_CHANCE, analyse_tasks
-from evaluation.tasks.task_session import TaskResult
+from evaluation.tasks.task_session import TaskMeasurement
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 
@@ -70,7 +70,7 @@ METRICS: Columns = {
 }
 
 
-def task_report(result: TaskResult, name: str = "task") -> EvaluationReport:
+def task_report(result: TaskMeasurement, name: str = "task") -> EvaluationReport:
     record = task_record(result)
     count = record["items"]
     kind = record["unit"]
@@ -105,13 +105,13 @@ def task_title(record: Mapping) -> str:
 def figures_of(r: ReportedResults) -> dict[str, Figure]:
     styles = styles_of(r.names, name_of(TRAINED))
     figures = {"accuracy_by_length": accuracy_figure(r, styles)} if r.facts["cells"] else {}
-    for name in dict.fromkeys(row.variant for row in r.table.select("accuracy_by_depth")):
+    for name in dict.fromkeys(row.variant for row in r.rows("accuracy_by_depth")):
         stem = "trained" if name == name_of(TRAINED) else name
         figures[f"accuracy_by_depth_{stem}"] = place_figure(r, name)
     return figures
 
 
-def task_record(result: TaskResult) -> dict:
+def task_record(result: TaskMeasurement) -> dict:
     """The content of results.json."""
     drawn = result.drawn
     record = {
@@ -175,7 +175,7 @@ def task_rows(record: dict) -> Iterator[ResultRow]:
 
 def main_rows(r: ReportedResults) -> list[ResultRow]:
     """Of the metric that is compared with chance."""
-    return r.table.select("accuracy") or r.table.select("exact")
+    return r.rows("accuracy") or r.rows("exact")
 
 
 def length_text(r: ReportedResults, row: ResultRow) -> str:
@@ -207,7 +207,7 @@ def _chance(r: ReportedResults) -> str:
 def task_tables(r: ReportedResults) -> list[ReportTable]:
     """A row per variant and length; and accuracy by depth."""
     length = {"length": lambda row: length_text(r, row)}
-    by_depth = r.table.select("accuracy_by_depth")
+    by_depth = r.rows("accuracy_by_depth")
     title = f"{task_title(r.facts)}: {r.subtitle}, chance {_chance(r)}"
     depths = sorted({row.at for row in by_depth if row.at is not None})
     return [
@@ -234,7 +234,7 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
     chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
-    rows += [row._replace(seed=thin) for row in r.table.select(thin)]  # drawn as single seeds are
+    rows += [row._replace(seed=thin) for row in r.rows(thin)]  # drawn as single seeds are
     panel = length_panel(rows, styles, axis, y=METRICS[bold][0], levels=chance, share=True, top=1.0)
     text = FigureText(f"{task_title(r.facts)}: {METRICS[bold][0]} by length", r.subtitle, note)
     return panels([panel], text, x="length (log scale)")
@@ -242,14 +242,14 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
 
 def place_figure(r: ReportedResults, name: str) -> Figure:
     """Two grids over the lengths: by depth, and by tokens between answer and question."""
-    lengths = r.table.lengths("accuracy")
+    lengths = r.lengths_of("accuracy")
     text = FigureText(
         f"{task_title(r.facts)}, {name}: accuracy by place of the answer",
         f"{r.subtitle}; in %, chance {_chance(r)}; trained at {r.trained_length:,}",
         "In brackets: Wilson's interval of each cell.",
     )
-    depths = r.table.select("accuracy_by_depth", name)
-    distances = r.table.select("accuracy_by_distance", name)
+    depths = r.rows("accuracy_by_depth", name)
+    distances = r.rows("accuracy_by_distance", name)
     maps = [
         heat_map(
             depths,

@@ -14,8 +14,7 @@ import numpy as np
 
 from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.plan import ChosenTargets
-from evaluation.scoring.windows import TargetWindows
+from evaluation.scoring.windows import ChosenTargets
 
 WHITE = np.array(list(b" \t\n\r\v\f"))
 
@@ -32,7 +31,7 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
         )
     shared = cache(lambda document: _shared_document(runs, document))
     spans = {}  # document, first byte, end -> first token and end in each run
-    for place, last, count in plan.truncated.rows():
+    for place, last, _, count in plan.truncated.tolist():
         _, starts, cuts = shared(place)
         low, high = starts[0][[last - count, last]]
         inside = cuts[(cuts >= low) & (cuts <= high)]
@@ -60,18 +59,18 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
     chosen = []
     tokens = np.array(list(spans.values())).transpose(1, 2, 0)  # (runs, 2, spans)
     for run, (start, end) in zip(runs, tokens, strict=True):
-        keep = end - start
-        windows = {n: TargetWindows(document, end, np.full(len(end), n), keep) for n in lengths}
-        truncated = windows[int(run.plan.truncated.inputs[0])]
+        windows = {
+            n: np.stack([document, end, np.full(len(end), n), end - start], axis=1) for n in lengths
+        }
         own = replace(
             plan,
             windows=windows,
-            truncated=truncated,
+            truncated=windows[int(run.plan.truncated[0, 2])],
             hash=digest,
             record={"hash": digest, **record},
             span_bytes=high - low,
         )
-        screening = replace(run.screening, kept=np.ones(own.n_targets, dtype=bool))
+        screening = replace(run.screening, kept=np.ones((end - start).sum(), dtype=bool))
         chosen.append(replace(run, plan=own, screening=screening))
     return chosen
 

@@ -14,9 +14,7 @@ import numpy as np
 
 from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.targets import draw_integer
-from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import TargetWindows
+from evaluation.scoring.targets import EvaluationText, draw_integer
 
 TRIES = 100  # of a replacement
 
@@ -41,17 +39,18 @@ class RepeatedTargets:
 
     @property
     def hash(self) -> str:
-        return canonical_hash(self.record())
+        return canonical_hash(self.record)
 
+    @property
     def record(self) -> dict:
         """What `targets.json` holds."""
         columns = ("document", "end", "keep", "distance", "source", "source_start")
         return {**self.spec, **{name: getattr(self, name).tolist() for name in columns}}
 
-    def windows(self, length: int) -> TargetWindows:
-        """One window of `length` inputs for each group."""
+    def windows(self, length: int) -> np.ndarray:
+        """One window of `length` inputs for each group, (n, 4)."""
         inputs = np.full_like(self.end, length)
-        return TargetWindows(self.document, self.end, inputs, self.keep)
+        return np.stack([self.document, self.end, inputs, self.keep], axis=1)
 
     def is_changed(self, length: int) -> np.ndarray:
         """(n,) whether a window of `length` inputs holds any replaced token."""

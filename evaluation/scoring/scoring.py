@@ -1,19 +1,9 @@
-"""Score windows: one NLL per counted target, in batches, in chunks through the cache, over ranks.
-
-`measure` scores the windows of every protocol with any scorer. `ModelScorer` is the scorer of a
-Transformer; tests replace it by exact oracles.
-"""
-
-from collections.abc import Callable, Sequence
+"""Score windows: one NLL per counted target, in batches, in chunks through the cache."""
 
 import numpy as np
 import torch
 
 from errors import EvaluationError
-from evaluation.fixed_targets import measure_windows
-from evaluation.scoring.repetition import ControlText
-from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import Scorer, TargetWindows
 from model import ContextShard, TokenPositions, Transformer
 from model.devices import to_device
 
@@ -127,12 +117,6 @@ class ModelScorer:
         return shard.sum(whole)  # of one loss and zeros: exact
 
 
-def batches(windows: TargetWindows, size: int) -> list[np.ndarray]:
-    """Window indices in batches of one shape each, shapes in ascending order, windows in target
-    order."""
-    return by_shape(np.stack([windows.inputs, windows.keep], axis=1), size)
-
-
 def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
     """Indices of equal rows of `shapes` (n, k), at most `size` at a time, rows in ascending
     order."""
@@ -140,38 +124,6 @@ def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
     for shape in np.unique(shapes, axis=0):
         members = np.flatnonzero((shapes == shape).all(axis=1))
         out += [members[i : i + size] for i in range(0, len(members), size)]
-    return out
-
-
-def measure(
-    scorer: Scorer,
-    text: EvaluationText | ControlText,
-    windows: TargetWindows,
-    groups: Sequence[np.ndarray],
-    out: np.ndarray | None = None,
-    after: Callable[[int], None] = lambda inputs: None,
-) -> np.ndarray:
-    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where no batch
-    of `groups` holds its window.
-
-    `out` with losses of an interrupted call is completed. `after(inputs done)` runs after every
-    batch. Raises CellFailed at the first non-finite target.
-    """
-    if out is None:
-        out = np.full(windows.n_targets, np.nan)
-
-    def check(members: np.ndarray, nll: np.ndarray) -> None:
-        inputs = int(windows.inputs[members[0]])
-        finite = np.isfinite(nll).all(axis=1)
-        if not finite.all():
-            document = int(windows.document[members[finite.argmin()]])
-            raise CellFailed(
-                f"the loss is not finite at length {inputs}, document {text.store.names[document]}"
-            )
-        after(inputs * len(members))
-
-    columns = (windows.document, windows.end, windows.inputs, windows.keep)
-    measure_windows(scorer, text.windows, np.stack(columns, axis=1), groups, out, check)
     return out
 
 

@@ -7,17 +7,18 @@ of a study, whose losses have an axis of training seeds.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from pydantic import TypeAdapter
 
 from errors import EvaluationError
-from evaluation.results_table import ResultsTable
-from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.results_table import ResultRow, results_table, row_of
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.statistics.intervals import (
     MeanInterval,
     interval,
@@ -101,47 +102,42 @@ def is_undertrained(as_trained: float | None, unigram: float | None) -> bool:
     return as_trained > unigram - UNDERTRAINED
 
 
-def add_levels(
-    table: ResultsTable, variant: str, losses: VariantLosses, rules: VerdictRules
-) -> None:
-    """Add NLL, gain over truncation and further metrics at every length, or why there is none."""
+def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
+    """NLL, gain over truncation and further metrics at every length, or why there is none."""
     for length in sorted({*losses.nll, *losses.failures}):
         if length in losses.failures:
-            table.add(variant, "failure", math.nan, length, note=losses.failures[length])
+            yield row_of(variant, "failure", math.nan, length, note=losses.failures[length])
         if length not in losses.nll:
             continue
         nll = losses.nll[length]
         level = rules.interval(losses.by_unit(nll), alpha=rules.alpha)
-        table.add(variant, "nll", level, length, note=losses.notes.get(length, ""))
-        add_seeds(table, variant, "nll", losses, nll, rules, length)
-        table.add(variant, "perplexity", math.exp(level.estimate), length)
+        yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
+        yield from seed_rows(variant, "nll", losses, nll, rules, length)
+        yield row_of(variant, "perplexity", math.exp(level.estimate), length)
         if losses.as_trained is not None:
             gain = losses.by_unit(losses.as_trained - nll)
-            table.add(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
+            yield row_of(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
         for metric, value in losses.more.get(length, {}).items():
-            table.add(variant, metric, value, length)
+            yield row_of(variant, metric, value, length)
 
 
-def add_seeds(
-    table: ResultsTable,
+def seed_rows(
     variant: str,
     metric: str,
     losses: VariantLosses,
     values: np.ndarray,
     rules: VerdictRules,
     length: int,
-) -> None:
-    """Add the mean over targets of each seed."""
+) -> Iterator[ResultRow]:
+    """The mean over targets of each seed."""
     if losses.seeds:
         means = seed_means(values, rules.counts)
         for seed, mean in zip(losses.seeds, means, strict=True):
-            table.add(variant, metric, mean, length, seed=seed)
+            yield row_of(variant, metric, mean, length, seed=seed)
 
 
-def add_verdicts(
-    table: ResultsTable, variant: str, losses: VariantLosses, rules: VerdictRules
-) -> None:
-    """Add the change at every length, with verdicts beyond L0, and how far the variant held.
+def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
+    """The change at every length, with verdicts beyond L0, and how far the variant held.
 
     broken: the lower bound, simultaneous over the family, exceeds the tolerance. held: the
     one-sided 97.5% upper bound is below it at this and at every shorter length of the grid from L0
@@ -168,20 +164,18 @@ def add_verdicts(
             elif rules.is_precise and delta.low > rules.tolerance:
                 word = BROKEN
             words[length] = word
-        table.add(variant, "delta", delta, length, verdict=word)
-        table.add(variant, "delta_upper_one_sided", upper, length)
+        yield row_of(variant, "delta", delta, length, verdict=word)
+        yield row_of(variant, "delta_upper_one_sided", upper, length)
     held = [length for length, word in words.items() if word == HELD]
     broken = [length for length, word in words.items() if word == BROKEN]
     if held:
-        table.add(variant, "held_to", max(held))
+        yield row_of(variant, "held_to", max(held))
     if broken:
-        table.add(variant, "break_point", min(broken))
+        yield row_of(variant, "break_point", min(broken))
 
 
-def add_reach(
-    table: ResultsTable, variant: str, losses: VariantLosses, rules: VerdictRules
-) -> None:
-    """Add how far a variant uses context, from bounds of the gains NLL(l) − NLL(L′).
+def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
+    """How far a variant uses context, from bounds of the gains NLL(l) − NLL(L′).
 
     gain_per_doubling: from one length of the grid to the next, with its own interval; positive:
     more context helps.
@@ -208,7 +202,7 @@ def add_reach(
 
     for shorter, longer in pairwise(lengths):
         step = gain(shorter, longer) / math.log2(longer / shorter)
-        table.add(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
+        yield row_of(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
     if not rules.has_learned or math.isnan(upper(lengths[0], lengths[1], 1)):
         return  # or too few units or seeds for any bound
     reach = math.nan
@@ -230,79 +224,109 @@ def add_reach(
         text = f"a gain is shown up to {shown:,}, the longest length"
     else:
         text = f"a gain is shown up to {shown:,} and not excluded beyond"
-    table.add(variant, "context_reach", reach, note=text)
-    table.add(variant, "gain_shown_to", shown)
+    yield row_of(variant, "context_reach", reach, note=text)
+    yield row_of(variant, "gain_shown_to", shown)
 
 
-# One checkpoint.
+# One checkpoint, or several.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Analysis:
-    """The numbers of one evaluation.
+    """The numbers of one run, or of several.
 
     Attributes:
-        table: the long table; variants are the names of methods (`name_of`).
-        buckets, read_gains: parts of results.json by position, and of repeated text.
-        unigram, truncated: NLL of a unigram model and as trained at L0, on the same targets.
+        variants: methods (`name_of`), or runs under methods, with their columns in results.csv.
+        family: number of simultaneous verdicts, or of differences of several runs.
+        undertrained: variants of models hardly better than a unigram model.
         notes: about the methods without a verdict.
     """
 
-    table: ResultsTable
-    buckets: dict[str, list[dict]]
-    read_gains: list[dict]
-    family: int
-    unigram: float | None
-    truncated: float | None
-    notes: list[str]
+    table: pd.DataFrame = field(default_factory=results_table)
+    variants: dict[str, dict[str, str]] = field(default_factory=dict)
+    family: int = 1
+    undertrained: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
 
 
-def analyze(result: EvaluationResult) -> Analysis:
-    """Derive all numbers of one evaluation. Raises EvaluationError if no cell has a finite mean."""
-    if result.failed and not result.nll:
-        raise EvaluationError(
-            f"{result.subject.name}: no cell of step {result.subject.step} could be measured, "
-            f"under any method at any length ({next(iter(result.failed.values()))}); evaluate "
-            "another checkpoint"
-        )
-    l0 = result.subject.trained_length
-    protocol = result.plan.protocol
-    has_baseline = result.truncated is not None
-    unigram = None if result.unigram is None else float(result.unigram.mean())
-    truncated = None if result.truncated is None else float(result.truncated.mean())
-    judged, notes = _judged_methods(result)
-    cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
+def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
+    """All numbers of a run under its methods, with verdicts; or of several runs, by name, with
+    differences from the first one as trained, paired by target. Verdicts and differences have
+    intervals that are simultaneous over all of them.
+
+    Raises EvaluationError if no cell of a run has a finite mean, and for runs that were not scored
+    on the same targets.
+    """
+    first_name, *others = runs
+    first = runs[first_name]
+    is_one = not others
+    analysis = Analysis()
+    losses: dict[str, VariantLosses] = {}
+    for run, result in runs.items():
+        same_documents = np.array_equal(result.document, first.document)
+        if not same_documents or result.plan.hash != first.plan.hash:
+            raise EvaluationError(
+                f"{run} and {first_name} have different targets; evaluate both with equal settings"
+            )
+        is_void = is_undertrained(result.truncated_nll, result.unigram_nll)
+        for method in result.methods:
+            name = name_of(method.label)
+            columns = {"method": method.label}
+            if not is_one:
+                name = run if method.label == TRAINED else f"{run}, {method.label}"
+                columns = {"run": result.subject.name, **columns}
+            analysis.variants[name] = columns
+            analysis.undertrained += [name] if is_void else []
+            losses[name] = losses_of(result, method.label)
+    protocol = first.plan.protocol
+    judged: list[str] = []
+    changes = {}
+    if is_one:
+        if first.failed and not first.nll:
+            raise EvaluationError(
+                f"{first.subject.name}: no cell of step {first.subject.step} could be measured, "
+                f"under any method at any length ({next(iter(first.failed.values()))}); evaluate "
+                "another checkpoint"
+            )
+        judged, analysis.notes = _judged_methods(first)
+        beyond = [n for n in first.plan.lengths if n > first.subject.trained_length]
+        cells = {(label, length) for label in judged for length in beyond}
+        analysis.family = max(1, len(cells - first.absent.keys()))
+    else:
+        baseline = next(iter(losses.values())).nll
+        changes = {  # truncation to the trained length changes nothing there: it is the same array
+            (name, length): own.by_unit(nll - baseline[length])
+            for name, own in losses.items()
+            for length, nll in own.nll.items()
+            if length in baseline and nll is not baseline[length]
+        }
+        analysis.family = max(1, len(changes))
     rules = VerdictRules(
-        l0,
-        result.settings.tolerance,
-        unit_counts(result.unit),
-        alpha=1 - result.settings.confidence,
-        family=max(1, len(cells - result.absent.keys())),
-        has_learned=not is_undertrained(truncated, unigram),
+        first.subject.trained_length,
+        first.settings.tolerance,
+        unit_counts(first.unit),
+        alpha=1 - first.settings.confidence,
+        family=analysis.family,
+        has_learned=not analysis.undertrained,
     )
-    table = ResultsTable()
-    for method in result.methods:
-        losses = losses_of(result, method.label)
-        name = name_of(method.label)
-        add_levels(table, name, losses, rules)
-        if method.label in judged and has_baseline and protocol != "by-position":
-            add_verdicts(table, name, losses, rules)
+    rows: list[ResultRow] = []
+    for name, own in losses.items():
+        method = analysis.variants[name]["method"]
+        rows += level_rows(name, own, rules)
+        if method in judged and own.as_trained is not None and protocol != "by-position":
+            rows += verdict_rows(name, own, rules)
         # Not for non-overlapping windows, where a longer length also means fewer targets with
         # little context, nor by position, which has one length.
-        if protocol in ("fixed-targets", "sliding") and not method.truncates:
-            add_reach(table, name, losses, rules)
-    return Analysis(
-        table=table,
-        buckets=by_position(result) if protocol == "by-position" and has_baseline else {},
-        read_gains=list(read_gains(result)),
-        family=rules.family,
-        unigram=unigram,
-        truncated=truncated,
-        notes=notes,
-    )
+        if is_one and protocol in ("fixed-targets", "sliding") and method != TRUNCATE:
+            rows += reach_rows(name, own, rules)
+    for (name, length), change in changes.items():
+        difference = rules.interval(change, alpha=rules.alpha, family=rules.family)
+        rows.append(row_of(name, "difference", difference, length))
+    analysis.table = results_table(rows)
+    return analysis
 
 
-def losses_of(result: EvaluationResult, label: str) -> VariantLosses:
+def losses_of(result: LossMeasurement, label: str) -> VariantLosses:
     """The losses of a checkpoint under one method."""
     nll = {}
     more: dict[int, dict[str, float]] = {}
@@ -334,7 +358,7 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
     return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
 
 
-def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
+def _judged_methods(result: LossMeasurement) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
     allowed = PRECISION * result.settings.tolerance
     worst: dict[str, float] = {}
@@ -351,7 +375,7 @@ def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     return ([] if TRAINED in bad else [label for label in labels if label not in bad]), notes
 
 
-def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
+def describe_scheme(result: LossMeasurement, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn factor 4 (auto)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
@@ -365,11 +389,14 @@ def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
     return " | ".join(parts) + tail
 
 
-def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
+def by_position(result: LossMeasurement) -> dict[str, list[dict]]:
     """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
-    to the last position; gain over truncation paired per bucket."""
+    to the last position; gain over truncation paired per bucket. Empty for other protocols, and
+    where the baseline has failed."""
+    if result.plan.protocol != "by-position" or result.truncated is None:
+        return {}
     ((length, windows),) = result.plan.windows.items()
-    position = windows.target_positions()[result.screening.kept]
+    position = np.tile(np.arange(length), len(windows))[result.screening.kept]
     exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
     buckets: dict[str, list[dict]] = {}
     for (method, _), nll in result.nll.items():
@@ -389,7 +416,7 @@ def by_position(result: EvaluationResult) -> dict[str, list[dict]]:
     return buckets
 
 
-def read_gains(result: EvaluationResult) -> Iterator[dict]:
+def read_gains(result: LossMeasurement) -> Iterator[dict]:
     """The cell of results.json for each method, length and octave of distances, from [2^k,
     2^(k+1)); intervals over units, paired by target.
 

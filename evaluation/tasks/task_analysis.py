@@ -19,13 +19,13 @@ from evaluation.statistics.intervals import (
     unit_means,
     wilson,
 )
-from evaluation.tasks.task_session import TaskResult
+from evaluation.tasks.task_session import TaskMeasurement
 
 ABOVE_CHANCE = "above chance"
 UNDECIDED = "not distinguishable from chance"
 
 
-def analyse_tasks(result: TaskResult) -> dict[str, list[dict]]:
+def analyse_tasks(result: TaskMeasurement) -> dict[str, list[dict]]:
     """Cells of results.json: of each method and length (`cells`), and in text of each place of the
     answer (`by_depth`, `by_distance`): a depth, or tokens before the question, from `where` up to
     `until` (exclusive)."""
@@ -44,7 +44,7 @@ def analyse_tasks(result: TaskResult) -> dict[str, list[dict]]:
     return {**cells, "by_depth": by_depth, "by_distance": by_distance}
 
 
-def _cell(result: TaskResult, method: str, length: int) -> dict:
+def _cell(result: TaskMeasurement, method: str, length: int) -> dict:
     drawn = result.drawn
     unit = drawn.unit
     alpha = 1 - result.settings.confidence
@@ -94,7 +94,7 @@ def against(low: float, high: float, chance: float) -> str:
 
 
 def _grid(
-    result: TaskResult,
+    result: TaskMeasurement,
     method: str,
     length: int,
     places: np.ndarray,

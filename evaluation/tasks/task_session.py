@@ -7,7 +7,6 @@ which is what greedy decoding generates.
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +18,9 @@ from torch.nn import functional as F
 from data.sampling.positions import IGNORED, PositionedTokens
 from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.scoring.cells import Advance, EvaluationCell, Measurement
 from evaluation.scoring.methods import CellPlace, Method
 from evaluation.scoring.scoring import CellFailed, by_shape
-from evaluation.scoring.session import Advance, CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.drawn_items import DrawnItems, ItemTokens
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import TokenPositions, Transformer
@@ -141,37 +140,21 @@ def token_positions(
     )
 
 
-@dataclass(kw_only=True)
-class TaskResult(MeasuredCells):
-    """Everything measured. `answers[method, length]` has the numbers of a stored cell, a row for
-    each item: in text, the NLL of every candidate in nats and whether greedy decoding generates the
-    correct one; on symbols, whether all targets are right, the number of answer symbols that are
-    right, and of answer symbols, both without `<end>`."""
-
-    settings: TaskEvaluationSettings
-    drawn: DrawnItems
-    answers: dict[CellPlace, np.ndarray] = field(default_factory=dict)
-
-    def metrics(self, where: CellPlace) -> dict[str, np.ndarray]:
-        """What the report averages over the items of a cell, (n,) each; the first metric is
-        compared with chance."""
-        values = self.answers[where]
-        if self.drawn.in_text:  # a tie is no right answer
-            right = values[:, 0] < values[:, 1:-1].min(axis=1)
-            return {"accuracy": right.astype(float), "exact": values[:, -1]}
-        return {"exact": values[:, 0], "symbol_accuracy": values[:, 1] / values[:, 2]}
-
-
-class TaskSession(CellSession):
-    """The cells of one evaluation by tasks.
+class TaskMeasurement(Measurement):
+    """The items of one task, and the answers of one run.
 
     Raises EvaluationError before any compute for a method or a length that cannot work. A cell
-    whose losses are not finite is left out of the result and named in `failed`.
+    whose losses are not finite has no answers and is named in `failed`.
+
+    Attributes:
+        answers: by (method, length), the numbers of a stored cell, a row for each item: in text,
+            the NLL of every candidate in nats and whether greedy decoding generates the correct
+            one; on symbols, whether all targets are right, the number of answer symbols that are
+            right, and of answer symbols, both without `<end>`.
     """
 
     counted = "items"
     caches = 2  # the prompt's, and a copy while a candidate is read
-    result: TaskResult
 
     def __init__(
         self,
@@ -186,17 +169,23 @@ class TaskSession(CellSession):
     ):
         if not drawn.in_text:  # an item without its beginning is no problem of the task
             methods = [method for method in methods if not method.truncates]
-        result = TaskResult(
-            settings=settings,
-            subject=subject,
-            drawn=drawn,
-            methods=methods,
-            facts={"task": drawn.task.name, **facts},
-        )
         lengths = {length: items.positions for length, items in drawn.lengths.items()}
-        super().__init__(result, lengths, cells, console)
+        facts = {"task": drawn.task.name, **facts}
+        super().__init__(
+            settings, subject, methods, lengths, facts=facts, cells=cells, console=console
+        )
         self.title = f"{drawn.count} items of the task {drawn.task.name}"
         self.drawn = drawn
+        self.answers: dict[CellPlace, np.ndarray] = {}
+
+    def metrics(self, where: CellPlace) -> dict[str, np.ndarray]:
+        """What the report averages over the items of a cell, (n,) each; the first metric is
+        compared with chance."""
+        values = self.answers[where]
+        if self.drawn.in_text:  # a tie is no right answer
+            right = values[:, 0] < values[:, 1:-1].min(axis=1)
+            return {"accuracy": right.astype(float), "exact": values[:, -1]}
+        return {"exact": values[:, 0], "symbol_accuracy": values[:, 1] / values[:, 2]}
 
     def cells(self) -> list[EvaluationCell]:
         return [self._cell(method, length) for method, length in self.places()]
@@ -247,12 +236,12 @@ class TaskSession(CellSession):
         return np.stack([values[i] for i in range(self.drawn.count)])
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        self.result.answers[cell.where] = values
-        self.result.files[f"{cell.method.label}@{cell.length}"] = cell.file
+        self.answers[cell.where] = values
+        self.files[f"{cell.method.label}@{cell.length}"] = cell.file
 
 
 def item_values(scores: BatchScores, in_text: bool) -> np.ndarray:
-    """The rows of a stored cell (b, k), as `TaskResult` describes them."""
+    """The rows of a stored cell (b, k), as `TaskMeasurement` describes them."""
     hits = scores.hits[:, 0]
     exact = hits.all(dim=1)
     if in_text:

@@ -267,7 +267,7 @@ def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
     if any(map(r.beyond, r.names)):
         gain = chart("net_gain", "Net gain over truncation", bars + band, gain_figure)
         sections[f"Use of longer context ({r.title})"] = [gain, gains(r)]
-    if r.table.select("difference"):
+    if r.rows("difference"):
         title = f"Difference from {r.baseline}"
         note = f"Hollow: point estimate. {band}"
         difference = chart("difference", title, note, differences_figure)

@@ -9,7 +9,7 @@ targets.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,18 +18,18 @@ from evaluation.reports.diagnostic_report import attention_rows, flat_rows
 from evaluation.reports.loss_report import LossResults, position_rows
 from evaluation.reports.report import ReportedResults
 from evaluation.reports.task_report import task_rows
-from evaluation.results_table import ResultRow
+from evaluation.results_table import ResultRow, results_table, row_of
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import interval, seed_means
 from evaluation.statistics.loss_table import (
     PRECISION,
     VariantLosses,
     VerdictRules,
-    add_levels,
-    add_reach,
-    add_seeds,
-    add_verdicts,
     is_undertrained,
+    level_rows,
+    reach_rows,
+    seed_rows,
+    verdict_rows,
 )
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
 from studies.results.stored import CONFIDENCE, Group, StoredStudy, title_of
@@ -107,6 +107,7 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
         for label in variants
         if is_undertrained(float(seed_means(as_trained[label], counts).mean()), unigram)
     ]
+    rows: list[ResultRow] = []
     for label, variant in variants.items():
         rules = VerdictRules(
             r.trained_length,
@@ -117,14 +118,19 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
             has_learned=label not in r.undertrained,
             is_precise=label not in r.imprecise,
         )
-        _add_losses(r, label, losses[label], rules)
-        _add_repeated(r, label, variant.method, by_seed[label])
+        rows += _loss_rows(r, label, losses[label], rules)
+        rows += _repeated_rows(r, label, variant.method, by_seed[label])
     if r.baseline:
-        r.truncated = r.table.value(r.baseline, "nll_as_trained", r.trained_length)
+        (r.truncated,) = (
+            row.value
+            for row in rows
+            if (row.variant, row.metric, row.seed) == (r.baseline, "nll_as_trained", "")
+        )
         for label, variant in variants.items():
             same = variant.scheme == variants[r.baseline].scheme
             for length in primary if label != r.baseline else ():
-                _add_difference(r, label, losses, length, counts, is_paired=same)
+                rows += _difference_rows(r, label, losses, length, counts, is_paired=same)
+    r.table = results_table(rows)
     return r
 
 
@@ -195,22 +201,24 @@ def missing_of(
     return missing | dict.fromkeys(excluded.items(), "all")
 
 
-def _add_losses(r: LossResults, name: str, losses: VariantLosses, rules: VerdictRules) -> None:
+def _loss_rows(
+    r: LossResults, name: str, losses: VariantLosses, rules: VerdictRules
+) -> Iterator[ResultRow]:
     assert losses.as_trained is not None
     l0 = r.trained_length
     level = rules.interval(losses.as_trained, alpha=rules.alpha)
-    r.table.add(name, "nll_as_trained", level, l0)
-    add_seeds(r.table, name, "nll_as_trained", losses, losses.as_trained, rules, l0)
+    yield row_of(name, "nll_as_trained", level, l0)
+    yield from seed_rows(name, "nll_as_trained", losses, losses.as_trained, rules, l0)
     if r.unigram is not None:
-        r.table.add(name, "unigram_nll", r.unigram)
-    add_levels(r.table, name, losses, rules)
-    add_verdicts(r.table, name, losses, rules)
+        yield row_of(name, "unigram_nll", r.unigram)
+    yield from level_rows(name, losses, rules)
+    yield from verdict_rows(name, losses, rules)
     # Without overlap a longer window also has fewer targets with little context.
     if r.facts["protocol"] != "non-overlapping" and rules.is_precise:
-        add_reach(r.table, name, losses, rules)
+        yield from reach_rows(name, losses, rules)
 
 
-def _add_repeated(r: LossResults, name: str, method: str, results: Results) -> None:
+def _repeated_rows(r: LossResults, name: str, method: str, results: Results) -> Iterator[ResultRow]:
     """NLL and read gain of repeated text by length and distance, of the seeds with the same
     targets."""
     targets = r.facts.get("repeated", {}).get("hash")
@@ -233,17 +241,17 @@ def _add_repeated(r: LossResults, name: str, method: str, results: Results) -> N
         values = {"repeated_nll": nll, "control_nll": control, "read_gain": control - nll}
         for metric, each in values.items():
             mean = interval(each, counts, alpha=1 - r.confidence)
-            r.table.add(name, metric, mean, length, at=low, until=high)
+            yield row_of(name, metric, mean, length, at=low, until=high)
 
 
-def _add_difference(
+def _difference_rows(
     r: LossResults,
     name: str,
     losses: Mapping[str, VariantLosses],
     length: int,
     counts: np.ndarray,
     is_paired: bool,
-) -> None:
+) -> Iterator[ResultRow]:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = losses[name].nll.get(length)
     assert r.baseline is not None
@@ -256,7 +264,7 @@ def _add_difference(
     else:
         difference = interval(ours, counts, minus=theirs, **level)
     note = "paired by seed" if is_paired else ""
-    r.table.add(name, "difference", difference, length, note=note)
+    yield row_of(name, "difference", difference, length, note=note)
 
 
 def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults | None:
@@ -288,11 +296,13 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         facts=first | {"checkpoint_hash": None},
     )
     measured = Counter(variant.name for variant, *_ in results)
+    means: dict[tuple, ResultRow] = {}
     for rows in seeds.values():
         if len(rows) < measured[rows[0].variant]:
             continue
         mean = float(np.mean([row.value for row in rows]))
-        r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
+        row = rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict="")
+        means[row.place] = row
     family = max(1, len(study.variants) * len({length for _, _, length in units}))
     for (variant, metric, length), values in units.items():
         if len(values) < measured[variant]:
@@ -304,5 +314,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         word = NOT_ABOVE if math.isfinite(share.low) else POINT
         if share.low > first["chance"]:
             word = ABOVE_CHANCE
-        r.table.add(variant, metric, share, length, verdict=word)
+        row = row_of(variant, metric, share, length, verdict=word)
+        means[row.place] = row
+    r.table = results_table(means.values())
     return r

@@ -12,7 +12,7 @@ from data.preparation.preparation import prepare
 from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.plan import choose_targets
+from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from run_directory.run import MANIFEST, is_run
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation

@@ -6,9 +6,9 @@ import torch
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
-from evaluation.scoring.plan import choose_targets
+from evaluation.scoring.text_loss import LossMeasurement
+from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from model import ModelSettings, Transformer
 from run_directory.run_settings import RunSettings
@@ -127,7 +127,7 @@ def loss_session(settings, subject, store, cells, *, train=None, tokenizer=None,
     stores = EvaluationStores(store, train=train)
     targets = choose_targets(settings, stores, tokenizer, subject.trained_length)
     methods = resolve_methods(settings.methods, subject.trained_length)
-    return EvaluationSession(settings, subject, targets, methods, cells, **more)
+    return LossMeasurement(settings, subject, targets, methods, cells, **more)
 
 
 @pytest.fixture

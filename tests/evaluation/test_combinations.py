@@ -9,7 +9,7 @@ import torch
 
 from evaluation.contamination.screening import Overlap
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.plan import truncation_step
+from evaluation.scoring.windows import truncation_step
 from model import TokenPositions
 from tests.evaluation.conftest import BOS, MemoryStore, MemoryTokenizer, loss_session
 
@@ -71,7 +71,7 @@ class Definition:
             return [(d, i, end - 1 - length) for d, end in spans for i in range(end - 5, end)]
         if protocol == "by-position":
             windows = self.plan.windows[LENGTHS[-1]]
-            ends = zip(windows.document.tolist(), windows.end.tolist(), strict=True)
+            ends = windows[:, :2].tolist()
             return [(d, i, e - 1 - length) for d, e in ends for i in range(e - length, e)]
         out = []
         for d, ids in enumerate(self.documents):
@@ -165,7 +165,7 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
             ids[60:70] = ids[38:48]
     rows = EXCLUDED if row["excluded"] else EXCLUDED[:0]
     overlap = Overlap(rows, EXCLUDED[:0])
-    monkeypatch.setattr("evaluation.scoring.plan.shared_text", lambda *_: overlap)
+    monkeypatch.setattr("evaluation.scoring.windows.shared_text", lambda *_: overlap)
     settings = EvaluationSettings(
         protocol="fixed-targets" if is_repeated else row["protocol"],
         lengths=LENGTHS,
@@ -216,7 +216,7 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
                 last = len(plan.windows[length]) - 1
                 few = sorted({round(i) for i in np.linspace(0, last, 32)})
                 of_window = np.repeat(
-                    np.arange(len(plan.windows[length])), plan.windows[length].keep
+                    np.arange(len(plan.windows[length])), plan.windows[length][:, 3]
                 )
                 here = np.isin(of_window[kept], few)
                 if kept.all():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from evaluation.scoring import session
+from evaluation.scoring import cells
 from evaluation.scoring.methods import builtin_methods
 from model import TokenPositions
 
@@ -47,7 +47,7 @@ def test_memory_is_measured_after_the_cast_copy(do, subject, monkeypatch):
         found.append(subject._cast is not None)
         return 2**30
 
-    monkeypatch.setattr(session, "free_memory", measure)
+    monkeypatch.setattr(cells, "free_memory", measure)
     do(dtype="bfloat16", methods=("trained", "yarn"), lengths=[16])
     assert found == [True]
 

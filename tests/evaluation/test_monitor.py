@@ -30,7 +30,8 @@ def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
         total = 0.0
         text, targets = monitor.share.args
         windows = fixed_windows(targets, length)
-        tokens = torch.from_numpy(text.windows(windows.document, windows.end, length))
+        document, end, *_ = windows.T
+        tokens = torch.from_numpy(text.windows(document, end, length))
         for row in tokens:
             with torch.no_grad():
                 (logits,) = model(row[None, :-1], TokenPositions.plain(length)).double()

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from errors import EvaluationError
+from evaluation.evaluate_runs import check_windows
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.kinds import check_windows
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
 from evaluation.scoring.scoring import ModelScorer
 from model import ContextShard
@@ -229,10 +229,10 @@ def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_
 def test_smallest_memory_budget_is_used(measured, monkeypatch):
     def work(ranks):
         free = 1 << 34 if ranks.main else 1 << 30
-        monkeypatch.setattr("evaluation.scoring.session.free_memory", lambda device: free)
+        monkeypatch.setattr("evaluation.scoring.cells.free_memory", lambda device: free)
         budgets = []
         monkeypatch.setattr(
-            "evaluation.scoring.session.choose_batch",
+            "evaluation.scoring.cells.choose_batch",
             lambda *a, **k: budgets.append(k["budget"]) or 2,
         )
         measured(ranks)

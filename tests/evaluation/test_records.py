@@ -1,14 +1,15 @@
 """The numbers of results.json, from the losses of every target."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from scipy import stats
 
 from evaluation.reports.loss_report import record_of
+from evaluation.results_table import select
 from evaluation.scoring.methods import name_of
 from evaluation.statistics.loss_table import analyze
+from tests.tables import find
 
 
 def means_of(result, values, names):
@@ -21,7 +22,7 @@ def test_results_record_units(do, make_store):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
     result = do(store=store, train=train)
-    record = record_of(result, analyze(result))
+    record = record_of(result, analyze({"run": result}))
     assert record["units"] == {
         "kind": "cluster",
         "names": ["ann", "bob", "cy", "doc3", "doc6"],
@@ -39,8 +40,9 @@ def test_results_record_units(do, make_store):
 
 def test_every_derived_column_by_hand(do):
     """Seven documents; verdicts of three methods at two lengths are one family."""
-    result = replace(do(), unigram=None)  # a random model is not called undertrained then
-    table = analyze(result).table
+    result = do()
+    result.unigram = None  # a random model is not called undertrained then
+    table = analyze({"run": result}).table
     base = result.nll["trained", 16]
 
     def interval(values, share=0.05):
@@ -54,7 +56,7 @@ def test_every_derived_column_by_hand(do):
         name = name_of(method)
 
         def row(metric, variant=name, length=length):
-            return table.get(variant, metric, length)
+            return find(table, variant, metric, length)
 
         assert row("nll").value == pytest.approx(nll.mean())
         assert row("perplexity").value == pytest.approx(math.exp(nll.mean()))
@@ -85,7 +87,11 @@ def test_absent_cells_are_not_in_the_family(do):
     result = do(methods=["trained", "truncate", "yarn", "window"])
     absent = {("yarn", 64): "its positions end after 40 tokens", ("yarn", 16): "another reason"}
     left = {cell: nll for cell, nll in result.nll.items() if cell not in absent}
-    assert analyze(result).family == 6
-    assert analyze(replace(result, nll=left, absent={}, failed=absent)).family == 6
-    analysis = analyze(replace(result, nll=left, absent=absent))
-    assert {row.family for row in analysis.table.select("delta")} == {5}
+    assert analyze({"run": result}).family == 6
+    result.nll = left
+    result.failed = absent
+    assert analyze({"run": result}).family == 6
+    result.absent = absent
+    result.failed = {}
+    analysis = analyze({"run": result})
+    assert {row.family for row in select(analysis.table, "delta")} == {5}

@@ -12,8 +12,7 @@ from data import ByteTokenizer
 from evaluation.contamination.ngrams import BLOCK
 from evaluation.contamination.screening import _merged, find_overlap, screen, shared_text
 from evaluation.evaluation_settings import ContaminationSettings
-from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import TargetWindows
+from evaluation.scoring.targets import EvaluationText
 from evaluation.stores import EvaluationStores
 
 TOKENIZER = ByteTokenizer()
@@ -62,7 +61,8 @@ def check(store, *trained, wanted=True, cache=None, unknown="", console=None):
     """Every token of `store` but the first of each document as a target, screened."""
     text = EvaluationText(store)
     document = np.arange(store.n_documents)
-    windows = TargetWindows(document, text.lengths, text.lengths - 1, text.lengths - 1)
+    columns = (document, text.lengths, text.lengths - 1, text.lengths - 1)
+    windows = np.stack(columns, axis=1)
     stores = EvaluationStores(store, earlier=trained, overlaps=cache, unknown=unknown)
     shared = shared_text(ContaminationSettings(check=wanted), stores, TOKENIZER, console)
     return screen(shared, text, windows)
@@ -184,7 +184,7 @@ def test_excluded_targets_are_the_shared_tokens(bos):
     text = EvaluationText(store, bos, 256, overlap.rows)
     end = text.lengths[0]
     window = (0, end, end - 1, 70)
-    windows = TargetWindows(*(np.array([number]) for number in window))
+    windows = np.array([window])
     found = screen(overlap, text, windows)
     targets = text.slice(0, end - 70, end)
     lost = bytes(targets[~found.kept].tolist()).decode()

@@ -8,7 +8,7 @@ import torch
 
 from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
-from evaluation.diagnostics.generation import REAL, GenerationSession
+from evaluation.diagnostics.generation import REAL, GenerationMeasurement
 from evaluation.reports import report as reports
 from evaluation.reports.diagnostic_report import TEXT
 from evaluation.scoring.methods import Method
@@ -118,7 +118,7 @@ def measured(sharp, make_store, tokenizer, position, temperature, **keys):
         prompts=6, length=60, dtype="float64", temperatures=[temperature], **keys
     )
     tokenizer.decode = lambda row: " ".join(map(str, row))
-    session = GenerationSession(
+    session = GenerationMeasurement(
         settings,
         MemoryModel(model),
         store=make_store([90, 80, 70, 100, 100, 95, 120]),
@@ -127,7 +127,7 @@ def measured(sharp, make_store, tokenizer, position, temperature, **keys):
         console=Console(quiet=True),
     )
     result = session.run()
-    (values,) = [own for (_, source), own in result.values.items() if source != REAL]
+    (values,) = [own for (_, source), own in result.by_source.items() if source != REAL]
     return model, result, values, session._generate(model, session.real, temperature)
 
 
@@ -160,7 +160,7 @@ def test_generation_stops_at_eos(sharp, make_store, tokenizer):
         assert not set(row[8:end]) & {2, 4, 6}
         assert end == 60 or row[end] in (2, 4, 6)
     text = " ".join(map(str, tokens[0, 8 : ends[0]]))
-    assert result.text["trained", "temperature 2"] == text
+    assert result.texts["trained", "temperature 2"] == text
     alive = np.isfinite(values["nll"])
     assert (alive == (np.array(result.edges[:-1]) < ends[:, None])).all()
     _, other, _, _ = measured(sharp, make_store, tokenizer, ROPE, 2.0, seed=1)

@@ -13,12 +13,12 @@ from evaluation.reports.document import ReportTable
 from evaluation.reports.loss_report import loss_report, tokens_seen
 from evaluation.reports.report import ReportedResults, method_variants
 from evaluation.reports.task_report import task_report
-from evaluation.results_table import ResultsTable
+from evaluation.results_table import results_table
 from evaluation.scoring.methods import name_of
-from evaluation.statistics.loss_table import analyze
 from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import assert_shows, close, labelled, levels, named
 from tests.evaluation.tasks.test_session import answered, retriever
+from tests.tables import find, value
 
 
 def texts(table: ReportTable) -> dict[str, dict[str, str]]:
@@ -33,12 +33,12 @@ def interval(row) -> str:
 
 
 def of(report, metric):
-    return report.results.table.select(metric)
+    return report.results.rows(metric)
 
 
 def test_loss_report_shows_levels_and_gains(do):
     result = do()
-    report = loss_report(result, analyze(result))
+    report = loss_report({"run": result})
     axes, below = report.figures["nll_by_length"].axes
     losses = [row for row in of(report, "nll") if row.variant != "truncate"]
     assert_shows(axes, [row._replace(low=0, high=0) for row in losses])
@@ -60,10 +60,10 @@ def test_loss_report_shows_levels_and_gains(do):
 
 def test_results_file_has_a_row_for_each_number(do, tmp_path):
     result = do()
-    report = loss_report(result, analyze(result))
+    report = loss_report({"run": result})
     report.write(tmp_path)
     rows = pd.read_csv(tmp_path / "results.csv")
-    assert len(rows) == len(report.results.table.rows)
+    assert len(rows) == len(report.results.table)
     assert set(rows.targets_hash) == {result.plan.hash}
     table = report.results.table
     for cell in report.results.facts["cells"]:
@@ -71,7 +71,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
         own = own.set_index("metric")
         place = (name_of(cell["method"]), "delta", cell["length"])
         assert own.value["nll"] == cell["nll"]
-        if expected := table.get(*place):
+        if expected := find(table, *place):
             delta = own.loc["delta"].fillna("")
             assert delta.verdict == expected.verdict
             # The CSV reader of pandas 2 can be off by a bit.
@@ -83,7 +83,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
 def test_position_report_shows_buckets_and_gains(do, longest):
     """The buckets are [2^k, 2^(k+1)) up to the last position, and gains are paired by unit."""
     result = do(protocol="by-position", lengths=[longest])
-    report = loss_report(result, analyze(result))
+    report = loss_report({"run": result})
     axes, below = report.figures["nll_by_position"].axes
     losses = of(report, "nll_at_positions")
     gains = of(report, "gain_at_positions")
@@ -91,7 +91,7 @@ def test_position_report_shows_buckets_and_gains(do, longest):
     assert_shows(below, gains, names=axes, place=tokens_seen)
     assert tokens_seen(gains[-1]) == pytest.approx(math.sqrt(33 * longest))  # positions from 32
     (windows,) = result.plan.windows.values()
-    position = windows.target_positions()[result.screening.kept]
+    position = np.tile(np.arange(windows[0, 2]), len(windows))[result.screening.kept]
     for row, of_gain in zip(losses, gains, strict=True):
         here = (position >= row.at) & (position < row.until)
         method = "trained" if row.variant == "as trained" else row.variant
@@ -147,7 +147,7 @@ def test_attention_report_shows_means_layers_heads_and_distances():
         "trained_length": 8,
         "documents": 3,
     }
-    table = ResultsTable(diagnostic_report.attention_rows(record))
+    table = results_table(diagnostic_report.attention_rows(record))
     variants = method_variants(["trained", "yarn"])
     r = ReportedResults(title="$run$", variants=variants, facts=record, table=table)
     for where, layer, head in (
@@ -157,14 +157,14 @@ def test_attention_report_shows_means_layers_heads_and_distances():
     ):
         place = {"method": "yarn", "measure": "logit_std", "layer": layer, "head": head}
         values = [cell["value"] for cell in cells if place.items() <= cell.items()]
-        assert [row.value for row in r.table.select("logit_std", "yarn", where=where)] == values
+        assert [row.value for row in r.rows("logit_std", "yarn", where=where)] == values
     figures = diagnostic_report.attention_figures(r)
     for n, measure in enumerate(diagnostic_report.ATTENTION):
-        assert_shows(figures["attention_by_method"].axes[n], r.table.select(measure))
+        assert_shows(figures["attention_by_method"].axes[n], r.rows(measure))
         layers = [
             row._replace(variant=where or "mean")
             for where in ("", "layer 1", "layer 2")
-            for row in r.table.select(measure, "yarn", where=where)
+            for row in r.rows(measure, "yarn", where=where)
         ]
         assert_shows(figures["attention_by_length-yarn"].axes[n], layers)
     middles = [math.sqrt((low + 1) * high) for low, high in pairwise([0, 1, 2, 4, 8])]
@@ -174,4 +174,4 @@ def test_attention_report_shows_means_layers_heads_and_distances():
         if place.items() <= row.items():
             close(lines[f"{row['length']} tokens"], middles, row["mass"])
     (printed,) = map(texts, diagnostic_report.attention_tables(r))
-    assert printed["yarn"]["sd of logits"] == f"{r.table.value('yarn', 'logit_std', 32):.2f}"
+    assert printed["yarn"]["sd of logits"] == f"{value(r.table, 'yarn', 'logit_std', 32):.2f}"

@@ -6,13 +6,13 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
-from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
-from evaluation.scoring.plan import choose_targets
+from evaluation.scoring.text_loss import LossMeasurement
+from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import MemoryStore
 
-SCORER = "evaluation.scoring.evaluate.ModelScorer"
+SCORER = "evaluation.scoring.text_loss.ModelScorer"
 LENGTHS = [16, 32]
 
 
@@ -86,12 +86,10 @@ def test_tokens_tile_one_byte_range_at_word_boundaries(alphabet, bos):
         spans = []
         for run in runs:
             windows = run.plan.windows[length]
-            assert (windows.end > LENGTHS[-1]).all() and (windows.inputs == length).all()
+            assert (windows[:, 1] > LENGTHS[-1]).all() and (windows[:, 2] == length).all()
             pieces = run.tokenizer.pieces
             of_run = []
-            for document, end, keep in zip(
-                windows.document, windows.end, windows.keep, strict=True
-            ):
+            for document, end, _, keep in windows.tolist():
                 before, tokens = (
                     b"".join(pieces[i] for i in run.text.slice(document, a, b) if i)
                     for a, b in ((0, end - keep), (end - keep, end))
@@ -117,7 +115,7 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
         scorer = lambda windows, keep, cost=cost: cost[windows[:, -keep:]]  # noqa: E731
         monkeypatch.setattr(SCORER, lambda *_, scorer=scorer, **__: scorer)
         methods = resolve_methods(["trained", "truncate"], 16)
-        result = EvaluationSession(
+        result = LossMeasurement(
             settings, subject, run, methods, tmp_path / run.tokenizer.hash
         ).run()
         assert set(result.nll) == {(m, n) for m in ("trained", "truncate") for n in LENGTHS}
@@ -126,7 +124,7 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
             assert np.abs(nll - 0.3).max() < 1e-12
         assert (
             result.unit.tolist()
-            == np.repeat(run.plan.truncated.document, run.plan.span_bytes).tolist()
+            == np.repeat(run.plan.truncated[:, 0], run.plan.span_bytes).tolist()
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.session import KEY_FORMAT, cell_file, position_key
+from evaluation.scoring.cells import KEY_FORMAT, cell_file, position_key
 from model import ModelSettings
 from tests.evaluation.conftest import MemoryStore, loss_session
 
@@ -140,7 +140,7 @@ def test_settings_added_to_a_scheme_keep_the_keys_of_stored_cells(name):
 
 def test_cells_of_an_earlier_format_are_measured_again(session):
     made = session(methods=("trained", "yarn"))
-    wrong = np.zeros(made.plan.n_targets)
+    wrong = np.zeros(made.plan.truncated[:, 3].sum())
     for cell in made.cells():
         made.store.save(cell.key | {"format": KEY_FORMAT - 1}, wrong)
     result = made.run()

@@ -7,12 +7,12 @@ from scipy import stats
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
-from evaluation.scoring.text import EvaluationText
-from evaluation.statistics.loss_table import analyze
+from evaluation.scoring.targets import EvaluationText
+from evaluation.statistics.loss_table import read_gains
 from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, loss_session
 
 N = 3  # tokens before a target
-SCORER = "evaluation.scoring.evaluate.ModelScorer"
+SCORER = "evaluation.scoring.text_loss.ModelScorer"
 LENGTHS = (16, 32, 64, 128)
 # of the repetitions of every document; 8, 16 and 64 begin octaves, 63 ends one
 DISTANCES = (5, 8, 16, 20, 30, 33, 47, 63, 64, 70, 115)
@@ -79,8 +79,9 @@ def test_known_repetitions_are_targets_and_only_they_are_replaced(store, bos):
     assert len(targets.end) == len(known)
     for length in LENGTHS:
         windows = targets.windows(length)
-        read = text.windows(windows.document, windows.end, length)
-        control = ControlText(text, targets).windows(windows.document, windows.end, length)
+        document, end, *_ = windows.T
+        read = text.windows(document, end, length)
+        control = ControlText(text, targets).windows(document, end, length)
         readable = targets.is_readable(length).reshape(-1, 2)
         changed = targets.is_changed(length)
         for group, (before, after) in enumerate(zip(read, control, strict=True)):
@@ -105,7 +106,7 @@ def test_known_repetitions_are_targets_and_only_they_are_replaced(store, bos):
 def test_the_draw(store):
     text = EvaluationText(store)
     targets = drawn(text)
-    assert drawn(text).record() == targets.record()
+    assert drawn(text).record == targets.record
     assert drawn(text, spec={"seed": 1}).source.tolist() != targets.source.tolist()
     # Octaves of distances share nothing; [64, 128) holds three of them.
     few = drawn(text, per_document=1)
@@ -193,15 +194,15 @@ def by_tokens(windows, keep):
 def test_read_gains_are_paired_differences_over_documents(measured, tmp_path):
     session = measured(by_tokens, methods=("trained", "truncate", "window"))
     result = session.run()
-    analysis = analyze(result)
+    cells = list(read_gains(result))
     repeats = session.plan.repeats
-    assert len(analysis.read_gains) == 5 * 3 * len(LENGTHS)
+    assert len(cells) == 5 * 3 * len(LENGTHS)
 
     def losses(method, length, role):
         name = result.files.get(f"{method} ({role})@{length}")
         return np.load(tmp_path / "cells" / name)["nll"]
 
-    for bucket in analysis.read_gains:
+    for bucket in cells:
         here = repeats.distance >= bucket["distance_low"]
         here &= repeats.distance < bucket["distance_high"]
         if bucket["method"] == "truncate":

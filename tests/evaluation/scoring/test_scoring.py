@@ -1,45 +1,37 @@
 """What scoring leaves to others: failures, the model's mode, units and the unigram baseline."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, measure, unigram_nll
-from evaluation.scoring.targets import draw_targets
-from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import fixed_windows
+from evaluation.scoring.scoring import ModelScorer, unigram_nll
 from model import TokenPositions
 
 
-@pytest.fixture
-def work(make_store):
-    text = EvaluationText(make_store([120, 133, 90, 101]))
-    targets = draw_targets(text, tokenizer_hash="t", longest=64, span=7, spans_per_document=3)
-    return text, targets
-
-
-def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
-    text, targets = work
-    windows = fixed_windows(targets, 32)
-
+@pytest.mark.parametrize("batch", [5, 4])
+def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(do, monkeypatch, batch):
     def broken(tokens, keep):
         out = np.ones((len(tokens), keep))
-        out[-1, 2] = np.nan if len(tokens) == 5 else np.inf
+        if tokens.shape[1] == 33:
+            out[-1, 2] = np.nan if batch == 5 else np.inf
         return out
 
-    for batch in (5, 4):
-        with pytest.raises(CellFailed, match=r"length 32, document doc\d"):
-            measure(broken, text, windows, batches(windows, batch))
+    monkeypatch.setattr("evaluation.scoring.text_loss.ModelScorer", lambda *_, **__: broken)
+    result = do(methods=["trained"], batch=batch)
+    assert result.nll.keys() == {("trained", 16), ("trained", 64)}
+    ((where, reason),) = result.failed.items()
+    assert where == ("trained", 32)
+    assert re.search(r"length 32, document doc\d", reason)
 
 
-def test_scoring_restores_training_mode_and_gradients(work, sharp):
-    text, targets = work
+def test_scoring_restores_training_mode_and_gradients(sharp):
     model = sharp().train()
-    windows = fixed_windows(targets, 64)
-    measure(ModelScorer(model), text, windows, batches(windows, 1))
+    tokens = torch.randint(3, 23, (2, 65))
+    ModelScorer(model)(tokens.numpy(), 7)
     assert model.training
     # Tables that grew during the evaluation serve a training step afterwards.
-    tokens = torch.randint(3, 23, (2, 65))
     model(tokens[:, :-1], TokenPositions.plain(64), targets=tokens[:, 1:]).mean().backward()
     assert all(p.grad is not None for p in model.parameters())
 

@@ -7,19 +7,20 @@ from hypothesis import strategies as st
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.plan import make_plan, truncation_step
 from evaluation.scoring.targets import (
+    EvaluationText,
     draw_targets,
     reaches,
     shorten_lengths,
+    targets_of,
 )
-from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
-    TargetWindows,
     block_windows,
+    make_plan,
     position_windows,
     sliding_windows,
     truncated_windows,
+    truncation_step,
 )
 
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
@@ -137,8 +138,14 @@ def test_documents_that_just_have_room():
     assert shorten_lengths(np.array([16, 64, 64]), [16, 64, 128], 2)[0] == [16, 64]
     settings = EvaluationSettings(lengths=[16, 64], targets=5, spans_per_document=1)
     plan = make_plan(settings, bare([64, 65, 70]), "t", 16)
-    assert plan.candidates.rows() == [[1, 65, 5], [2, 70, 10]]
-    assert plan.candidates.target_indices().tolist() == [*range(60, 65), *range(60, 70)]
+    assert plan.candidates.tolist() == [[1, 65, 64, 5], [2, 70, 69, 10]]
+    document, index = targets_of(plan.candidates)
+    assert document.tolist() == [1] * 5 + [2] * 10
+    assert index.tolist() == [*range(60, 65), *range(60, 70)]
+
+
+def placed(windows):
+    return [(end, keep) for _, end, _, keep in windows.tolist()]
 
 
 def test_placements_at_the_ends_of_documents():
@@ -151,21 +158,20 @@ def test_placements_at_the_ends_of_documents():
         (9, 4, [(5, 4), (9, 4)]),
     ):
         sliding = sliding_windows(bare([tokens]), np.array([0]), 4, stride)
-        assert sliding.rows() == [[0, *window] for window in expected]
-        assert sliding.target_indices().tolist() == [*range(1, tokens)]
-    assert sliding.target_positions().tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+        assert placed(sliding) == expected
+        assert targets_of(sliding)[1].tolist() == [*range(1, tokens)]
     for tokens, ends in ((8, []), (9, [5, 9]), (16, [5, 9]), (17, [5, 9, 13, 17])):
         blocks = block_windows(bare([tokens]), np.array([0]), 4, 8)
-        assert blocks.rows() == [[0, end, 4] for end in ends]
+        assert placed(blocks) == [(end, 4) for end in ends]
     for tokens, ends in ((9, {9}), (11, {9, 10, 11})):
         windows = position_windows(bare([tokens]), np.array([0]), 8, 40, seed=0)
-        assert set(windows.end.tolist()) == ends
+        assert set(windows[:, 1].tolist()) == ends
     # of 16 tokens every target keeps three quarters as context
     steps = [truncation_step(EvaluationSettings(targets=n), 16) for n in (3, 4, 5)]
     assert steps == [3, 4, 4]
     for inputs, expected in ((8, [(5, 4), (8, 3), (9, 1)]), (4, [(9, 4)]), (3, [(9, 3)])):
-        whole = TargetWindows.of([(0, 9, inputs, inputs)])
-        assert truncated_windows(whole, 4, 3).rows() == [[0, *window] for window in expected]
+        whole = np.array([[0, 9, inputs, inputs]])
+        assert placed(truncated_windows(whole, 4, 3)) == expected
 
 
 @pytest.mark.parametrize(

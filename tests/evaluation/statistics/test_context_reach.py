@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.results_table import ResultsTable
-from evaluation.statistics.loss_table import VariantLosses, VerdictRules, add_reach
+from evaluation.results_table import results_table, select
+from evaluation.statistics.loss_table import VariantLosses, VerdictRules, reach_rows
 from tests.studies.results.test_loss_comparison import half_width
+from tests.tables import find, value
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 UNITS = 12
@@ -24,13 +25,12 @@ def reach_of(nll, failed=()):
     """Reach, longest length with a gain, text; and the long table."""
     shape = next(iter(nll.values())).shape
     rules = VerdictRules(64, 0.02, counts=np.ones(shape[-1]))
-    table = ResultsTable()
-    add_reach(table, "x", VariantLosses(nll=nll, failed=failed), rules)
-    row = table.get("x", "context_reach")
+    table = results_table(reach_rows("x", VariantLosses(nll=nll, failed=failed), rules))
+    row = find(table, "x", "context_reach")
     if row is None:
         return None, None, "", table
     reach = None if math.isnan(row.value) else row.value
-    return reach, table.value("x", "gain_shown_to"), row.note, table
+    return reach, value(table, "x", "gain_shown_to"), row.note, table
 
 
 def bound(values, tests):
@@ -126,6 +126,6 @@ def test_few_units_or_seeds_give_gains_per_doubling_only(shape):
     nll = curve(dict(zip((64, 128, 1024), (1.0, 0.9, 0.6), strict=True)), shape, sd=1e-9)
     reach, shown, _, table = reach_of(nll)
     assert (reach, shown) == (None, None)
-    rows = table.select("gain_per_doubling")
+    rows = select(table, "gain_per_doubling")
     assert [(row.length, round(row.value, 6)) for row in rows] == [(128, 0.1), (1024, 0.1)]
     assert all(math.isnan(row.low) for row in rows)

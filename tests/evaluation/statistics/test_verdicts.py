@@ -3,13 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.results_table import ResultsTable
+from evaluation.results_table import results_table, select
 from evaluation.statistics.loss_table import (
     VariantLosses,
     VerdictRules,
-    add_verdicts,
     is_undertrained,
+    verdict_rows,
 )
+from tests.tables import find, value
 
 UNITS = 30
 
@@ -24,24 +25,22 @@ def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True, ha
     rules = VerdictRules(64, tolerance, np.ones(UNITS), 0.05, family, has_learned, is_precise)
     nll = {length: own for length, own in changes.items() if length not in failed}
     losses = VariantLosses(nll=nll, as_trained=np.zeros(UNITS), failed=failed)
-    table = ResultsTable()
-    add_verdicts(table, "x", losses, rules)
-    return table
+    return results_table(verdict_rows("x", losses, rules))
 
 
 def words(*arguments, **options):
-    return [row.verdict for row in judged(*arguments, **options).select("delta") if row.verdict]
+    return [row.verdict for row in select(judged(*arguments, **options), "delta") if row.verdict]
 
 
 def test_held_broken_inconclusive():
     differences = {128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)}
     assert words(differences) == ["held", "inconclusive", "broken"]
     table = judged(differences)
-    assert (table.value("x", "held_to"), table.value("x", "break_point")) == (128, 512)
+    assert (value(table, "x", "held_to"), value(table, "x", "break_point")) == (128, 512)
     assert words(differences, is_precise=False) == ["inconclusive"] * 3
     assert words(differences, has_learned=False) == ["inconclusive", "inconclusive", "broken"]
-    assert table.value("x", "delta", 64) == 0
-    assert not table.get("x", "delta", 64).verdict
+    assert value(table, "x", "delta", 64) == 0
+    assert not find(table, "x", "delta", 64).verdict
 
 
 @pytest.mark.parametrize(

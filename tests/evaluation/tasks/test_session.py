@@ -13,7 +13,7 @@ from data.tasks.retrieval import PasskeyTask
 from evaluation.scoring.methods import Method
 from evaluation.tasks.drawn_items import draw_text, text_tokens
 from evaluation.tasks.task_analysis import analyse_tasks
-from evaluation.tasks.task_session import TaskSession, item_values, score_items
+from evaluation.tasks.task_session import TaskMeasurement, item_values, score_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -43,7 +43,7 @@ def draw(task=None, **settings):
 
 def answered(reader, tmp_path, **changes):
     settings, drawn = draw(**changes)
-    session = TaskSession(
+    session = TaskMeasurement(
         settings,
         MemoryModel(small_model()),
         drawn,

@@ -7,11 +7,13 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
+from evaluation.results_table import select
 from studies.report.study_report import findings as findings_of
 from studies.report.study_report import write_report
 from tests.artists import ends
 from tests.studies.results.test_loss_comparison import derived
 from tests.studies.synthetic import results, with_others
+from tests.tables import value
 
 VOID = {"meta", "link", "br", "img"}
 
@@ -124,18 +126,18 @@ def test_undertrained_schemes_are_reported(write, figures):
     record = results(schemes=("rope", "alibi", "none"))
     assert "ndertrained" not in findings(record)
     table = derived(record).table
-    assert table.value("alibi", "held_to") == 4096
-    assert table.select("context_reach", "alibi")
+    assert value(table, "alibi", "held_to") == 4096
+    assert select(table, "context_reach", "alibi")
     for unigram in (0.5, 5.15):  # 0.35 nats above the loss of rope, 0.2 above that of NoPE
         for cell in record["cells"][:-1]:
             cell["evaluations"]["long"]["unigram_unit_nll"] = [unigram] * 9
         first = findings_of(derived(record))[0]
         assert first.startswith("Undertrained (†): rope, rope + yarn, alibi and none;")
         table = derived(record).table
-        words = {row.verdict for row in table.select("delta")}
+        words = {row.verdict for row in select(table, "delta")}
         assert words == {"", "inconclusive", "broken"}
         for metric in ("held_to", "context_reach", "gain_shown_to"):
-            assert not table.select(metric)
+            assert not select(table, metric)
         assert "held to" not in findings(record)
     _, text = write(record)
     assert "| none † |" in text

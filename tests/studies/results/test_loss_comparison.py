@@ -13,6 +13,7 @@ from studies.report.study_report import findings
 from studies.results.stored import read_study
 from studies.results.study_results import read_losses
 from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
+from tests.tables import find, value
 
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
 VERDICTS = 9 * 4 - 4  # kerple failed but counts; learned positions have no longer lengths
@@ -120,12 +121,10 @@ def test_every_number_of_the_table_by_hand(record, comparison, name, length):
             parts = [(sample.var(ddof=1) / 3, 2) for sample in samples]
             half = half_width([*parts, (variance_of_mean(units), 8)], DIFFERENCES)
             expected["difference"] = (np.average(units, weights=WEIGHTS), half)
-    for metric, (value, half) in expected.items():
-        row = comparison.table.get(name, metric, length)
-        assert mean_and_half(row) == pytest.approx((value, half), abs=1e-9, nan_ok=True), metric
-    seeds = [
-        row.value for row in comparison.table.select("nll", name, seed=None) if row.length == length
-    ]
+    for metric, (mean, half) in expected.items():
+        row = find(comparison.table, name, metric, length)
+        assert mean_and_half(row) == pytest.approx((mean, half), abs=1e-9, nan_ok=True), metric
+    seeds = [row.value for row in comparison.rows("nll", name, seed=None) if row.length == length]
     assert seeds == pytest.approx([means.mean(), *means])
     assert (comparison.family, comparison.difference_family) == (VERDICTS, DIFFERENCES)
 
@@ -143,7 +142,10 @@ def test_verdicts_follow_the_truth(comparison):
         "fox": ["points only"] * 4,
     }
     ends = {
-        name: (comparison.table.value(name, "held_to"), comparison.table.value(name, "break_point"))
+        name: (
+            value(comparison.table, name, "held_to"),
+            value(comparison.table, name, "break_point"),
+        )
         for name in ("rope + yarn", "window", "fox")
     }
     assert ends == {"rope + yarn": (512, 1024), "window": (4096, None), "fox": (None, None)}
@@ -152,10 +154,10 @@ def test_verdicts_follow_the_truth(comparison):
 def test_gains_per_doubling_of_every_variant():
     comparison = derived(results(noise=1e-4))
     for name in filter(comparison.claims, TRUTH):
-        steps = comparison.table.select("gain_per_doubling", name)
+        steps = comparison.rows("gain_per_doubling", name)
         gains = [a - b for a, b in pairwise((0.0, *TRUTH[name][1]))]
         assert [row.value for row in steps] == pytest.approx(gains, abs=0.011)
-    assert comparison.table.value("rope", "context_reach") == L0
+    assert value(comparison.table, "rope", "context_reach") == L0
 
 
 @pytest.mark.parametrize("size", [{"units": 5}, {"seeds": 2}])
@@ -163,9 +165,9 @@ def test_too_few_units_or_seeds_are_points(size):
     comparison = derived(results(**size))
     words = {word for name in comparison.names for word in verdicts(comparison, name)}
     assert words == {"points only"}
-    assert all(math.isnan(row.low) for row in comparison.table.select("difference"))
-    assert not comparison.table.select("held_to")
-    assert not comparison.table.select("break_point")
+    assert all(math.isnan(row.low) for row in comparison.rows("difference"))
+    assert not comparison.rows("held_to")
+    assert not comparison.rows("break_point")
 
 
 @pytest.mark.parametrize(
@@ -180,14 +182,14 @@ def test_results_that_cannot_be_compared_are_excluded(record, key, value):
     ((cell, reason),) = [key for key, each in comparison.missing.items() if each == "all"]
     assert cell == "scheme=none,seed=1"
     assert key in reason
-    rows = comparison.table.select("nll", "none", seed=None)
+    rows = comparison.rows("nll", "none", seed=None)
     assert {row.seed for row in rows} == {"", "0", "2"}
 
 
 def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
     """A scheme whose loss is not finite for one of four seeds is not held for the other three."""
     record = results(seeds=4)
-    assert derived(record).table.value("alibi", "held_to") == 4096
+    assert value(derived(record).table, "alibi", "held_to") == 4096
     unmeasured = copy.deepcopy(record)
     for cell in unmeasured["cells"]:
         if cell["axes"] == {"scheme": "alibi", "seed": "2"}:
@@ -196,14 +198,14 @@ def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
     stored_rows(record, "alibi", lengths=[1024], seed=2)[0].update(FAILURE)
     for failed in (derived(unmeasured), derived(record)):
         check_is_not_held_from_1024(failed, comparison)
-    assert derived(record).table.value("window", "context_reach") == 256
+    assert value(derived(record).table, "window", "context_reach") == 256
     stored_rows(record, "window", lengths=[1024], seed=2)[0].update(FAILURE)
-    assert derived(record).table.value("window", "context_reach") == 2048
+    assert value(derived(record).table, "window", "context_reach") == 2048
 
 
 def check_is_not_held_from_1024(failed, comparison):
-    assert failed.table.get("alibi", "nll", 1024) is None
-    assert failed.table.value("alibi", "held_to") == 512
+    assert find(failed.table, "alibi", "nll", 1024) is None
+    assert value(failed.table, "alibi", "held_to") == 512
     assert verdicts(failed, "alibi") == ["held", "inconclusive", "inconclusive"]
     assert failed.family == comparison.family  # it was to be measured, and counts
 
@@ -213,7 +215,7 @@ def test_a_seed_that_fails_at_the_trained_length_is_in_no_difference():
     stored_rows(record, "alibi", lengths=[L0], seed=2)[0].update(FAILURE)
     failed = derived(record)
     assert set(verdicts(failed, "alibi")) == {"inconclusive"}
-    assert {row.seeds for row in failed.table.select("delta", "alibi")} == {"3"}
+    assert {row.seeds for row in failed.rows("delta", "alibi")} == {"3"}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(
     expected = {"held", "broken"} if has_verdict else {"inconclusive"}
     assert set(verdicts(rounded, "rope + yarn")) == expected
     assert ("bfloat16" in " ".join(findings(rounded))) != has_verdict
-    assert rounded.table.value("alibi", "held_to") == 4096
+    assert value(rounded.table, "alibi", "held_to") == 4096
     if method == "yarn":  # as trained it is exact
         assert set(verdicts(rounded, "rope")) == {"broken"}
 
@@ -251,7 +253,7 @@ def test_other_axes_form_groups_that_are_compared_separately():
         row["unit_nll"] = [value - 0.5 for value in row["unit_nll"]]
     slim, wide = (derived(record, (("size", size),)).table for size in ("slim", "wide"))
     for name, change in (("rope", 0.0), ("window", 0.5)):
-        ours, theirs = (table.get(name, "nll_as_trained", L0) for table in (slim, wide))
+        ours, theirs = (find(table, name, "nll_as_trained", L0) for table in (slim, wide))
         assert ours.value - theirs.value == pytest.approx(change)
         assert ours.seeds == theirs.seeds == "3"
 
@@ -284,7 +286,7 @@ def test_read_gains_of_repeated_text(record):
         nll, control = np.stack(stored[place], axis=1)
         values = {"repeated_nll": nll, "control_nll": control, "read_gain": control - nll}
         for metric, expected in values.items():
-            row = table.get(name, metric, 2 * L0, at=32)
+            row = find(table, name, metric, 2 * L0, at=32)
             mean, half = two_way(expected)
             assert row.value == pytest.approx(mean, abs=1e-12)
             assert math.isnan(row.low) or mean_and_half(row)[1] == pytest.approx(half, rel=1e-9)

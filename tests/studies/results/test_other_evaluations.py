@@ -8,6 +8,7 @@ from studies.results.stored import read_study
 from studies.results.study_results import read_other
 from tests.studies.results.test_loss_comparison import half_width, mean_and_half
 from tests.studies.synthetic import TASK_LENGTHS, results, with_others
+from tests.tables import find, value
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,13 @@ def test_accuracy_has_intervals_over_seeds_and_units(record, read):
     of_seeds = shares.mean(axis=1).var(ddof=1) / 3
     of_units = shares.mean(axis=0).var(ddof=1) / 20
     parts = [(of_seeds, 2), (of_units, 19)]
-    row = r.table.get("window", "accuracy", 256)
+    row = find(r.table, "window", "accuracy", 256)
     # rope, rope + yarn, window, alibi and the failed kerple, at four lengths
     assert row.family == 5 * len(TASK_LENGTHS)
     assert mean_and_half(row) == pytest.approx((shares.mean(), half_width(parts, 20)))
-    assert r.table.value("window", "exact", 256) == pytest.approx(shares.mean() / 2)
+    assert value(r.table, "window", "exact", 256) == pytest.approx(shares.mean() / 2)
     assert row.verdict == "above chance"
-    assert r.table.get("rope", "accuracy", 1024).verdict == "not shown above chance"
+    assert find(r.table, "rope", "accuracy", 1024).verdict == "not shown above chance"
     assert r.names == ["rope", "rope + yarn", "window", "alibi"]
     _, by_depth = task_tables(r)
     rows = {tuple(row[:2]): row[2:] for row in by_depth.rows}
@@ -53,7 +54,7 @@ def test_few_seeds_and_other_items_make_no_claims(change):
     record = with_others(results(seeds=2 if change == "seeds" else 3, schemes=("rope", "window")))
     if change == "items":
         stored(record, "window", "passkey")[1]["items_hash"] = "ff" * 32
-    rows = read_other(read_study(record), "passkey", ()).table.select("accuracy", "window")
+    rows = read_other(read_study(record), "passkey", ()).rows("accuracy", "window")
     assert {(row.verdict, row.seeds) for row in rows} == {("points only", "2")}
 
 
@@ -66,9 +67,9 @@ def test_what_one_seed_lacks_has_no_number(evaluation, metric, length):
     result = stored(record, "window", evaluation)[1]
     result["cells"] = [cell for cell in result["cells"] if cell["length"] != length]
     table = read_other(read_study(record), evaluation, ()).table
-    assert table.get("window", metric, length) is None
+    assert find(table, "window", metric, length) is None
     for name, other in (("rope", length), ("window", 2 * length)):
-        assert table.get(name, metric, other) is not None
+        assert find(table, name, metric, other) is not None
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,12 @@ def test_other_metrics_are_means_over_seeds(record, read, evaluation, place, of_
     cells = [cell for each in stored(record, "rope", evaluation) for cell in each["cells"]]
     values = [cell["value"] for cell in cells if wanted <= cell.items()]
     table = read(evaluation).table
-    row = table.get("rope + yarn", **place)
+    row = find(table, "rope + yarn", **place)
     assert len(values) == 3
     assert row.value == pytest.approx(np.mean(values))
     assert row.verdict == ""
     assert np.isnan(row.low)
-    assert min(row.value for row in table.rows.values()) > -1  # no single layer among them
+    assert min(row.value for row in table.itertuples()) > -1  # no single layer among them
 
 
 def test_losses_by_position_are_means_over_seeds(record, read):
@@ -106,6 +107,6 @@ def test_losses_by_position_are_means_over_seeds(record, read):
         ("nll_at_positions", [bucket["nll"] for bucket in buckets]),
         ("gain_at_positions", [bucket["gain"]["estimate"] for bucket in buckets]),
     ):
-        row = table.get("window", metric, at=8)
+        row = find(table, "window", metric, at=8)
         assert row.value == pytest.approx(np.mean(values))
         assert row.until == 16

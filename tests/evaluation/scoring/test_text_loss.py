@@ -3,11 +3,13 @@ import pytest
 
 from errors import EvaluationError
 from evaluation.reports.loss_report import loss_report
+from evaluation.results_table import select
+from evaluation.scoring.cells import CellStore, cell_file
 from evaluation.scoring.methods import new_sinks, resolve_methods
-from evaluation.scoring.plan import raw_bytes
-from evaluation.scoring.session import CellStore, cell_file
-from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.targets import EvaluationText
+from evaluation.scoring.text_loss import raw_bytes
 from evaluation.statistics.loss_table import analyze
+from tests.tables import value
 
 CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)]
 
@@ -105,9 +107,11 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     pieces = tokenizer.token_bytes
     store.bytes = np.array([sum(pieces[i] for i in document) for document in store.documents])
     result = do(store=store)
-    ids = result.plan.target_ids(EvaluationText(store))
+    spans = result.plan.truncated.tolist()
+    text = EvaluationText(store)
+    ids = np.concatenate([text.slice(document, end - k, end) for document, end, _, k in spans])
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
-    bits = analyze(result).table.value("as trained", "bits_per_byte", 64)
+    bits = value(analyze({"run": result}).table, "as trained", "bits_per_byte", 64)
     nats = result.nll["trained", 64].sum()
     assert bits == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
@@ -145,7 +149,7 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     assert set(result.failed) == {("yarn", 32), ("yarn", 64)}
     assert ("window", 64) in result.nll
     assert any("skipped" in line for line in console.lines)
-    assert any("yarn at 32" in line for line in loss_report(result, analyze(result)).caveats)
+    assert any("yarn at 32" in line for line in loss_report({"run": result}).caveats)
 
 
 def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
@@ -157,10 +161,10 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     worst = max(abs(difference) for difference in result.precision.values())
     assert worst > 0
     # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
-    assert any("no verdict" in note for note in analyze(evaluated(tolerance=worst)).notes)
-    loose = analyze(evaluated(tolerance=max(1.0, 11 * worst)))
+    assert any("no verdict" in note for note in analyze({"run": evaluated(tolerance=worst)}).notes)
+    loose = analyze({"run": evaluated(tolerance=max(1.0, 11 * worst))})
     assert not loose.notes
-    assert {row.variant for row in loose.table.select("delta")} == {
+    assert {row.variant for row in select(loose.table, "delta")} == {
         "as trained",
         "yarn",
     }

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from errors import EvaluationError
-from evaluation.scoring import forecast
-from evaluation.scoring.forecast import blocks_at_once, choose_batch
+from evaluation.scoring import batch_size
+from evaluation.scoring.batch_size import blocks_at_once, choose_batch
 from model import ModelSettings, Transformer
 from model.devices import free_memory
 from tests.files import ROOT
@@ -46,14 +46,14 @@ def test_cache_of_every_row_is_counted(case):
     length, chunk = 64, 8
 
     def cache(batch):
-        needed = forecast.memory_needed(model, length, 1, batch, chunk)
+        needed = batch_size.memory_needed(model, length, 1, batch, chunk)
         monkeypatch = pytest.MonkeyPatch()
         monkeypatch.setattr(type(model), "cached_numbers", lambda self, tokens: 0)
-        without = forecast.memory_needed(model, length, 1, batch, chunk)
+        without = batch_size.memory_needed(model, length, 1, batch, chunk)
         monkeypatch.undo()
         return needed - without
 
-    expected = 4 * model.cached_numbers(length) * forecast.SLACK
+    expected = 4 * model.cached_numbers(length) * batch_size.SLACK
     for batch in (1, 3):
         assert cache(batch) == pytest.approx(batch * expected, abs=2)
 
@@ -62,11 +62,15 @@ def test_keys_of_a_pass_of_all_sharing_processes_are_counted(monkeypatch):
     model = zoo_model("rope")
 
     def needed(numbers):
-        monkeypatch.setattr(forecast, "gathered_numbers", lambda _, length, chunk: numbers * chunk)
-        return forecast.memory_needed(model, 96, 1, batch=3, chunk=8, context=4)
+        monkeypatch.setattr(
+            batch_size, "gathered_numbers", lambda _, length, chunk: numbers * chunk
+        )
+        return batch_size.memory_needed(model, 96, 1, batch=3, chunk=8, context=4)
 
     tokens = 4 * 8  # each process reads chunks of 8
-    assert needed(1000) - needed(0) == pytest.approx(forecast.SLACK * 3 * 1000 * tokens * 4, abs=2)
+    assert needed(1000) - needed(0) == pytest.approx(
+        batch_size.SLACK * 3 * 1000 * tokens * 4, abs=2
+    )
 
 
 def test_oversized_length_error_suggests_longest():
@@ -96,7 +100,7 @@ MEMORY = """
 import sys
 import numpy as np
 import torch
-from evaluation.scoring.forecast import memory_needed
+from evaluation.scoring.batch_size import memory_needed
 from evaluation.scoring.scoring import ModelScorer
 from model import Transformer
 from model.devices import prepare_cpu

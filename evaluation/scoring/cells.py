@@ -1,5 +1,4 @@
-"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast,
-measured.
+"""Cells of an evaluation, one for each method and length: loaded if they are stored, else measured.
 
 A stored cell is a file of per-target NLL, named by a hash of its key: everything that determines
 the numbers.
@@ -10,16 +9,16 @@ import time
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from data.files import atomic, canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.forecast import choose_batch, memory_needed
+from evaluation.scoring.batch_size import choose_batch, memory_needed
 from evaluation.scoring.methods import TRAINED, CellPlace, Method
 from evaluation.scoring.scoring import CellFailed
 from model import ModelError, Transformer
@@ -36,25 +35,6 @@ PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 Advance = Callable[[float], None]  # receives the share of a cell that is done
 
 
-@dataclass(kw_only=True)
-class MeasuredCells:
-    """The part of a result that every kind of evaluation has."""
-
-    settings: Any
-    subject: EvaluatedModel
-    methods: list[Method]
-    facts: dict
-    # label of a method -> position settings as evaluated
-    schemes: dict[str, dict] = field(default_factory=dict)
-    failed: dict[CellPlace, str] = field(default_factory=dict)
-    # cells that cannot exist, and why
-    absent: dict[CellPlace, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of the cell
-    # mean bfloat16 - float32, nats
-    precision: dict[CellPlace, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # caveats
-
-
 @dataclass(frozen=True, eq=False)
 class EvaluationCell:
     """A method at a declared length."""
@@ -66,7 +46,7 @@ class EvaluationCell:
     keep: int  # outputs of a window that are scored
     chunk: int  # tokens of one pass
     role: str = ""  # what sets it apart from the cell of its method and length
-    windows: Any = None  # TargetWindows, of text that is read in windows
+    windows: Any = None  # (n, 4) as in windows.py, of text that is read in windows
 
     @property
     def where(self) -> CellPlace:
@@ -100,7 +80,7 @@ def position_key(position: dict) -> dict:
 
 
 class CellStore:
-    """The cells of one run."""
+    """The stored cells of one run."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
@@ -112,14 +92,9 @@ class CellStore:
 
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        losses = None
-        for path in self._partials(key):
-            part = _read(path, key)
-            if losses is None:
-                losses = part
-            elif part is not None:
-                losses = np.where(np.isnan(losses), part, losses)
-        return losses
+        parts = [_read(path, key) for path in self._partials(key)]
+        readable = [part for part in parts if part is not None]
+        return np.fmax.reduce(readable) if readable else None
 
     def _partials(self, key: dict) -> list[Path]:
         return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
@@ -153,12 +128,21 @@ def _read(path: Path, key: dict) -> np.ndarray | None:
         return None
 
 
-class CellSession(ABC):
-    """One evaluation of one run: its cells, their numbers, the memory budget.
+class Measurement(ABC):
+    """The cells of one run under its methods, their numbers and the memory budget.
 
     Args:
         lengths: of the cells, with the number of positions that each requires.
+        facts: for results.json.
         cells: folder of stored cells; None for a kind that stores none.
+
+    Attributes:
+        schemes: position settings as evaluated, by label of a method.
+        absent: cells that cannot exist, and why.
+        failed: cells without numbers, and why.
+        files: of the stored cells, by "method@length".
+        precision: mean bfloat16 - float32 in nats.
+        notes: caveats.
 
     Raises EvaluationError for an illegal method, and for a length that no method supports unless
     the settings show a dash for it.
@@ -171,27 +155,33 @@ class CellSession(ABC):
 
     def __init__(
         self,
-        result: Any,
+        settings: Any,
+        subject: EvaluatedModel,
+        methods: list[Method],
         lengths: Mapping[int, int],
-        cells: Path | None,
-        console: Any,
+        *,
+        facts: dict,
+        cells: Path | None = None,
+        console: Any = None,
         ranks: EvaluationRanks | None = None,
     ):
-        self.result = result
-        self.settings = result.settings
-        self.subject = result.subject
+        self.settings = settings
+        self.subject = subject
+        self.methods = methods
         self.lengths = lengths
+        self.facts = facts
         self.store = None if cells is None else CellStore(cells)
         self.console = console or Console(quiet=True)
         self.ranks = ranks or EvaluationRanks()
-        self.device = self.ranks.device(self.settings.device)
-        result.schemes = self.subject.schemes(result.methods)
-        result.absent = self.subject.absent_cells(
-            result.methods,
-            lengths,
-            refuse=getattr(self.settings, "unreachable", "refuse") == "refuse",
-        )
-        self.context = getattr(self.settings, "context", 1)
+        self.device = self.ranks.device(settings.device)
+        self.schemes = subject.schemes(methods)
+        refuse = getattr(settings, "unreachable", "refuse") == "refuse"
+        self.absent = subject.absent_cells(methods, lengths, refuse=refuse)
+        self.context = getattr(settings, "context", 1)
+        self.failed: dict[CellPlace, str] = {}
+        self.files: dict[str, str] = {}
+        self.precision: dict[CellPlace, float] = {}
+        self.notes: list[str] = []
         # By file, as methods with equal keys share a cell: the numbers, why there are none, and
         # (bytes without the weights, windows per batch).
         self.values: dict[str, Any] = {}
@@ -208,17 +198,17 @@ class CellSession(ABC):
 
     @abstractmethod
     def keep(self, cell: EvaluationCell, values: Any) -> None:
-        """Add the numbers of a cell to the result."""
+        """Keep the numbers of a cell."""
 
     def places(self) -> Iterator[tuple[Method, int]]:
         """The methods and lengths that can be measured."""
-        for method in self.result.methods:
+        for method in self.methods:
             for length in self.lengths:
-                if (method.label, length) not in self.result.absent:
+                if (method.label, length) not in self.absent:
                     yield method, length
 
-    def run(self) -> Any:
-        """Measure the cells that are not on disk yet; returns the result."""
+    def run(self) -> Self:
+        """Measure the cells that are not on disk yet; returns itself."""
         cells = self.cells()
         missing = self._missing(cells)
         if missing:
@@ -233,9 +223,9 @@ class CellSession(ABC):
             if error is None:
                 self.keep(cell, self.values[cell.file])
             else:
-                self.result.failed[cell.where] = error
+                self.failed[cell.where] = error
                 self.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
-        return self.result
+        return self
 
     def _measure(self, cell: EvaluationCell, advance: Advance) -> None:
         """Measure and store one cell; `advance` receives the share that was done."""
@@ -254,15 +244,13 @@ class CellSession(ABC):
         cells = self.cells()
         missing = self._missing(cells)
         self._plan_batches(missing)
+        memory = {file: f"{peak / 2**30:.2f}" for file, (peak, _) in self.batches.items()}
         rows = []
         for cell in cells:
-            memory = "measured"
-            if cell.file in self.batches:
-                peak, _ = self.batches[cell.file]
-                memory = f"{peak / 2**30:.2f}"
             sizes = [cell.length, len(cell.inputs), cell.tokens]
-            rows.append([cell.label, *(f"{size:,}" for size in sizes), memory])
-        for (method, length), reason in self.result.absent.items():
+            of_cell = memory.get(cell.file, "measured")
+            rows.append([cell.label, *(f"{size:,}" for size in sizes), of_cell])
+        for (method, length), reason in self.absent.items():
             rows.append([method, f"{length:,}", "—", "—", reason])
         columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
         self.console.table(f"{self.subject.name}: {self.title}", columns, rows)
@@ -276,7 +264,7 @@ class CellSession(ABC):
         original length, it shares the cell of the trained model.
         """
         subject = self.subject
-        position = self.result.schemes[TRAINED if method.truncates else method.label]
+        position = self.schemes[TRAINED if method.truncates else method.label]
         trained = subject.position(())
         if subject.reduced(position, length) == subject.reduced(trained, length):
             position = trained
@@ -305,20 +293,15 @@ class CellSession(ABC):
         distinct: dict[str, EvaluationCell] = {}
         for cell in cells:
             distinct.setdefault(cell.file, cell)
-        if self.store is None:
-            return list(distinct.values())
-        # Only rank 0 reads, so that all ranks agree.
-        load = self.store.load
-        stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
-        missing = []
-        for cell, values in zip(distinct.values(), stored, strict=True):
-            if values is None:
-                missing.append(cell)
-            else:
-                self.values[cell.file] = values
+        if self.store is not None:
+            load = self.store.load
+            # Only rank 0 reads, so that all ranks agree.
+            stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
+            pairs = zip(distinct, stored, strict=True)
+            self.values |= {file: values for file, values in pairs if values is not None}
         if done := sum(cell.file in self.values for cell in cells):
             self.console.info(f"{done} of {len(cells)} cells are already done and reused")
-        return missing
+        return [cell for file, cell in distinct.items() if file not in self.values]
 
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
         """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not

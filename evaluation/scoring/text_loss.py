@@ -1,0 +1,367 @@
+"""Loss of text of one checkpoint under every method at every length, on the same targets."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from errors import EvaluationError
+from evaluation.evaluated_model import EvaluatedModel
+from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.fixed_targets import measure_windows
+from evaluation.ranks import EvaluationRanks, lost_process
+from evaluation.scoring.cells import (
+    Advance,
+    CellStore,
+    EvaluationCell,
+    Measurement,
+)
+from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
+from evaluation.scoring.repetition import ControlText
+from evaluation.scoring.scoring import (
+    CellFailed,
+    ModelScorer,
+    by_shape,
+    merge_ranks,
+    unigram_nll,
+)
+from evaluation.scoring.targets import EvaluationText, targets_of
+from evaluation.scoring.windows import ChosenTargets, truncation_step
+from model import ModelError, Transformer
+from model.sharding import is_broken_link
+
+PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
+
+SAMPLE = "float32 sample"  # role of a cell for the precision of bfloat16
+TRUNCATED = "truncated"  # role of the baseline of by-position
+REPEATED = "repeated"  # role of a cell of repeated text
+CONTROL = "control"  # role of a cell of repeated text whose earlier occurrence is replaced
+
+Losses = dict[CellPlace, np.ndarray]
+
+
+class LossMeasurement(Measurement):
+    """The targets of one run, and their loss under every method at every length. Raises
+    EvaluationError for invalid settings.
+
+    An interrupted `run` keeps every finished cell and the finished part of the current one. With
+    several `ranks` all of them must call it; each measures its share and all return the same
+    numbers.
+
+    Attributes:
+        nll: by (method, length), of every target (n,): those of `plan` in their order, without
+            those that `screening` drops.
+        document, unit: of every target (n,); `units` are those of all documents of the corpus, and
+            `unit_names` their names.
+        truncated: NLL with the context truncated to L0: the baseline of every net gain.
+        unigram: NLL of a unigram model.
+        n_bytes: of the targets' text.
+        repeated, control: as `nll`, of the plan's repeated targets, and after their earlier
+            occurrence was replaced.
+        left_out: built-in methods that do not apply, and why.
+    """
+
+    settings: EvaluationSettings
+    store: CellStore
+
+    def __init__(
+        self,
+        settings: EvaluationSettings,
+        subject: EvaluatedModel,
+        targets: ChosenTargets,
+        methods: list[Method],
+        cells: Path,
+        console=None,
+        ranks: EvaluationRanks | None = None,
+    ):
+        self.targets = targets
+        self.text = targets.text
+        self.plan = targets.plan
+        self.screening = targets.screening
+        store = targets.stores.read
+        super().__init__(
+            settings,
+            subject,
+            methods,
+            {length: length for length in self.plan.lengths},
+            facts={
+                "corpus_hash": store.hash,
+                "tokenizer_hash": targets.tokenizer.hash,
+                "documents_in_corpus": store.n_documents,
+            },
+            cells=cells,
+            console=console,
+            ranks=ranks,
+        )
+        document, _ = targets_of(self.plan.truncated)
+        self.document = document[self.screening.kept]
+        self.units, self.unit_names, self.unit_kind = self.text.units()
+        self.unit = self.units[self.document]
+        self.nll: Losses = {}
+        self.repeated: Losses = {}
+        self.control: Losses = {}
+        self.truncated: np.ndarray | None = None
+        self.unigram: np.ndarray | None = None
+        self.n_bytes: int | None = None
+        self.left_out: dict[str, str] = {}
+        self.notes = list(filter(None, [self.screening.unchecked, self._sinks()]))
+        self.title = f"{len(self.screening.kept):,} targets"
+        # by role of a cell: its losses by (method, length)
+        self.kept: dict[str, Losses] = defaultdict(dict)
+        if self.plan.note:
+            self.warn(self.plan.note)
+
+    @property
+    def truncated_nll(self) -> float | None:
+        """Mean over the targets, as of `unigram_nll`; None if it is not known."""
+        return None if self.truncated is None else float(self.truncated.mean())
+
+    @property
+    def unigram_nll(self) -> float | None:
+        return None if self.unigram is None else float(self.unigram.mean())
+
+    def cells(self) -> list[EvaluationCell]:
+        out = []
+        plan = self.plan
+        for method, length in self.places():
+            if method.truncates:
+                continue
+            windows = plan.windows[length]
+            out.append(self._cell(method, length, windows, {}))
+            if self.settings.dtype == "bfloat16":
+                few = windows[spread(len(windows), PRECISION_SAMPLE)]
+                more = {"sample": PRECISION_SAMPLE}
+                out.append(self._cell(method, length, few, more, SAMPLE))
+            if plan.repeats is not None:
+                repeated = plan.repeats.windows(length)
+                # those that hold a replaced token
+                changed = repeated[plan.repeats.is_changed(length)]
+                for role, each in {REPEATED: repeated, CONTROL: changed}.items():
+                    if len(each):
+                        more = {"targets": plan.repeats.hash, "role": role}
+                        out.append(self._cell(method, length, each, more, role))
+        if plan.protocol == "by-position":
+            length = self.subject.trained_length
+            more = {"truncated": True, "step": truncation_step(self.settings, length)}
+            trained = Method(TRAINED, ())
+            out.append(self._cell(trained, length, plan.truncated, more, TRUNCATED))
+        return out
+
+    def _cell(
+        self,
+        method: Method,
+        length: int,
+        windows: np.ndarray,
+        more: dict,
+        role: str = "",
+    ) -> EvaluationCell:
+        """A cell; its key has `more`."""
+        key = self.key(method, length, "float32" if role == SAMPLE else None)
+        key |= {"targets": self.plan.hash, "protocol": self.plan.protocol} | more
+        if self.plan.protocol == "sliding":
+            key["stride"] = self.settings.step(length)
+        return EvaluationCell(
+            method,
+            length,
+            key,
+            inputs=windows[:, 2],
+            keep=int(windows[:, 3].max()),
+            chunk=self.settings.chunk,
+            role=role,
+            windows=windows,
+        )
+
+    def score(
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
+    ) -> np.ndarray:
+        """Score the windows of this rank or of its context group, and gather those of the others;
+        progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
+        the result is bitwise equal for any number of them."""
+        ranks = self.ranks
+        # of an earlier call, NaN where there are none
+        known = ranks.from_main(lambda: self.store.load_partial(cell.key))
+        if known is None:
+            known = np.full(cell.windows[:, 3].sum(), np.nan)
+        nll = known.copy()
+        text: EvaluationText | ControlText = self.text
+        if cell.role == CONTROL and self.plan.repeats is not None:
+            text = ControlText(self.text, self.plan.repeats)
+        scorer = ModelScorer(
+            model,
+            device=self.device,
+            chunk=cell.chunk,
+            length=cell.length,
+            shard=ranks.shard,
+        )
+        # Processes that share each window: the first one reports their losses.
+        sharing = 1 if ranks.shard is None else ranks.shard.size
+        group_of_ranks, place = divmod(ranks.rank, sharing)
+        groups = by_shape(cell.windows[:, 2:], batch)[group_of_ranks :: ranks.world // sharing]
+        total = sum(cell.inputs[group].sum() for group in groups)
+
+        def save(now: bool) -> None:
+            if place == 0:
+                self.store.save_partial(cell.key, nll, ranks.rank, now=now)
+
+        def after(group: np.ndarray, losses: np.ndarray) -> None:
+            finite = np.isfinite(losses).all(axis=1)
+            if not finite.all():
+                document, _, inputs, _ = cell.windows[group[finite.argmin()]]
+                name = self.text.store.names[document]
+                raise CellFailed(f"the loss is not finite at length {inputs}, document {name}")
+            advance(cell.inputs[group].sum() / total)
+            save(now=False)
+
+        error = ""
+        try:
+            measure_windows(scorer, text.windows, cell.windows, groups, nll, after)
+        except KeyboardInterrupt:
+            save(now=True)
+            raise
+        except RuntimeError as failure:
+            if ranks.shard is None or not is_broken_link(failure):
+                raise
+            save(now=True)
+            raise lost_process(failure) from failure
+        except (CellFailed, ModelError) as failure:
+            error = str(failure)
+        if ranks.world > 1 and not error:  # the process may end while waiting for the others
+            save(now=True)
+        # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
+        mine = nll if ranks.main else np.where(np.isnan(known) & (place == 0), nll, np.nan)
+        errors, parts = zip(*ranks.collect((error, mine)), strict=True)
+        if any(errors):
+            raise CellFailed(next(filter(None, errors)))
+        return merge_ranks(list(parts))
+
+    def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
+        self.kept[cell.role][cell.where] = values
+        if cell.role != SAMPLE:
+            name = TRUNCATED if cell.role == TRUNCATED else cell.label
+            self.files[f"{name}@{cell.length}"] = cell.file
+
+    def run(self) -> Self:
+        """Measure; drop the screened targets, add the precision of bfloat16, the truncation and the
+        unigram baseline."""
+        super().run()
+        plan = self.plan
+        tokenizer = self.targets.tokenizer
+        for where, exact in self.kept[SAMPLE].items():
+            if where in self.kept[""]:
+                windows = plan.windows[where[1]]
+                of_window = np.repeat(np.arange(len(windows)), windows[:, 3])
+                here = np.isin(of_window, spread(len(windows), PRECISION_SAMPLE))
+                difference = self.kept[""][where][here] - exact
+                self.precision[where] = float(difference.mean())
+        kept = self.screening.kept
+        self.nll = {where: nll[kept] for where, nll in self.kept[""].items()}
+        for truncated in self.kept[TRUNCATED].values():
+            self.truncated = truncated[kept]
+        self._add_repeated()
+        if plan.span_bytes is None:
+            spans = plan.truncated.tolist()
+            ids = [self.text.slice(document, end - k, end) for document, end, _, k in spans]
+            ids = np.concatenate(ids)[kept]
+            _, index = targets_of(plan.truncated)
+            self.n_bytes = raw_bytes(ids, self.document, index[kept], self.text, tokenizer)
+            if (train := self.targets.stores.train) is not None:
+                self.unigram = unigram_nll(train, ids, tokenizer.vocab_size)
+        else:
+            self.nll = {
+                where: per_byte(nll, plan.truncated, plan.span_bytes)
+                for where, nll in self.nll.items()
+            }
+            self.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
+            self.unit = self.units[self.document]
+            self.n_bytes = len(self.document)
+        baseline = self.nll.get((TRAINED, self.subject.trained_length))
+        if plan.protocol != "by-position" and baseline is not None:
+            self.truncated = baseline
+            self._add_truncated(self.nll)
+        return self
+
+    def _add_truncated(self, losses: Losses) -> None:
+        """Add `truncate`, whose losses are those as trained at the trained length."""
+        baseline = losses.get((TRAINED, self.subject.trained_length))
+        if baseline is not None and any(method.truncates for method in self.methods):
+            losses |= {(TRUNCATE, length): baseline for length in self.plan.lengths}
+
+    def _add_repeated(self) -> None:
+        """Losses of repeated text. Windows without a replaced token are their own control."""
+        repeats = self.plan.repeats
+        if repeats is None:
+            return
+        for where, nll in self.kept[REPEATED].items():
+            changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
+            control = nll.copy()
+            if changed.any():
+                if where not in self.kept[CONTROL]:
+                    continue  # it has failed
+                control[changed] = self.kept[CONTROL][where]
+            self.repeated[where] = nll
+            self.control[where] = control
+        self._add_truncated(self.repeated)
+        self._add_truncated(self.control)
+
+    def _sinks(self) -> str:
+        """A note for methods that keep the first tokens of windows, which start anywhere in a
+        document.
+
+        Raises EvaluationError if the model was trained with BOS there.
+        """
+        trained = self.subject.position(())
+        with_sinks = [label for label, scheme in self.schemes.items() if new_sinks(scheme, trained)]
+        if not with_sinks or self.settings.bos == "every-window":
+            return ""
+        names = ", ".join(with_sinks)
+        if self.subject.bos_first:
+            raise EvaluationError(
+                f"{names}: the first tokens of a window are kept as sinks. "
+                f"{self.subject.bos_first}, but windows inside a document start with any token: "
+                "set bos=every-window, or remove these methods"
+            )
+        return (
+            f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
+            "start of a training window; bos=every-window puts BOS first."
+        )
+
+
+def spread(n: int, count: int) -> np.ndarray:
+    """At most `count` of n windows, evenly spread: their indices."""
+    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
+
+
+def per_byte(nll: np.ndarray, windows: np.ndarray, span_bytes: np.ndarray) -> np.ndarray:
+    """The losses of the targets, spread evenly over the bytes of each window's targets."""
+    keep = windows[:, 3]
+    sums = np.add.reduceat(nll, np.cumsum(keep) - keep)
+    return np.repeat(sums / span_bytes, span_bytes)
+
+
+def raw_bytes(
+    ids: np.ndarray,
+    documents: np.ndarray,
+    index: np.ndarray,
+    text: EvaluationText,
+    tokenizer,
+) -> int | None:
+    """Raw bytes of the targets with these token `ids`, each at this `index` of the text of its
+    document, without what the tokenizer inserts before a text.
+
+    None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per
+    byte would be wrong.
+    """
+    size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
+    for document in np.unique(documents).tolist():
+        raw = int(text.store.bytes[document]) + len(tokenizer.prefix)
+        if int(size[text.store.document(document)].sum()) != raw:
+            return None
+    if not (size[ids] > 0).all():
+        return None
+    first = int(text.store.has_bos) - text.shift  # index of the first token after BOS
+    return int(size[ids].sum()) - len(tokenizer.prefix) * int((index == first).sum())
