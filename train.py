@@ -20,16 +20,16 @@ from collections.abc import Sequence
 
 import torch
 
+from errors import REQUEUE
+from run_directory.stages import TrainingSchedule
 from run_directory.training_settings import TrainingSettings
 from settings.load import setting_before_validation
 from settings.script import run_main
-from training.announcement import announce, announce_end
 from training.checkpointer import Checkpointer, resume
 from training.hardware import peak_memory
-from training.metrics import Metrics, StepResult, reduce_step
+from training.metrics import Metrics, StepResult
 from training.micro_batches import StepBatch, step_batches
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule
 from training.setup import TrainingRun
 from training.stop_requests import StopRequests
 from training.train_options import parse_options
@@ -63,7 +63,7 @@ def train(run: TrainingRun) -> int:
     t = run.settings.training
     state = TrainState.create(run.model, run.settings, parallel)
     resume(run, state)
-    announce(run, state)
+    run.announce(state.step)
     schedule = TrainingSchedule(run.settings)
     checkpointer = Checkpointer(run)
     is_complete = state.step == run.steps
@@ -74,12 +74,12 @@ def train(run: TrainingRun) -> int:
             validation.run(state)
         run.begin_steps()
         for batch in step_batches(run.sampler, parallel, schedule, start=state.step):
-            rates = schedule.apply(state, batch.stage)
+            state.begin_step(batch)
             result = train_step(state, batch, parallel, t, run.requests)
 
             validates = state.step in validation.steps
             saves = state.step in checkpointer.steps
-            status = metrics.log(state, result, batch, rates, wait=validates or saves)
+            status = metrics.log(state.step, result, batch, wait=validates or saves)
             if validates:
                 validation.run(state)
             if saves or status:
@@ -89,7 +89,7 @@ def train(run: TrainingRun) -> int:
                 return status
         if not is_complete:
             metrics.write(run.steps, "end", peak_memory_bytes=peak_memory(run.device))
-    announce_end(run, validation.prompts)
+    run.announce_end(validation.prompts)
     return 0
 
 
@@ -102,7 +102,9 @@ def train_step(
 ) -> StepResult:
     """One update of the weights. Does not wait for the device."""
     nll = forward_backward(state, batch, parallel, t.z_loss)
-    nll, agreed = reduce_step(parallel, nll, requests.status)
+    exits = (requests.status > 0, requests.status == REQUEUE)
+    counts = [torch.full_like(nll, float(flag)) for flag in exits]
+    nll, *counts = parallel.sum(torch.stack([nll, *counts]))
     loss = nll / batch.n_targets
     grad_norm = state.optimizer.clip_grad_norm(t.grad_clip)
     decision = state.guard(loss, grad_norm)
@@ -113,7 +115,7 @@ def train_step(
     state.step += 1
     if state.ema:
         state.ema.update(state.step, decision.skip)
-    return StepResult.of(loss, grad_norm, agreed, decision)
+    return StepResult(loss, grad_norm, counts, decision)
 
 
 def forward_backward(

@@ -4,7 +4,7 @@ import math
 
 from run_directory.checkpoints import find_checkpoint, prune, save_snapshot, steps_of
 from run_directory.process_group import error_barrier
-from run_directory.stages import stage_after, stages_of
+from run_directory.stages import stage_of, stages_of
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -26,7 +26,7 @@ def resume(run: TrainingRun, state: TrainState) -> None:
     checkpoint = parallel.gather(checkpoint)[0]
     if checkpoint is not None:
         state.restore(checkpoint, parallel)
-    state.model.reposition(stage_after(stages_of(run.settings), state.step).model)
+    state.model.reposition(stage_of(stages_of(run.settings), state.step).model)
 
 
 class Checkpointer:

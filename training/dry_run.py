@@ -16,23 +16,13 @@ from model.devices import free_memory
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.process_group import ProcessGroup
-from run_directory.stages import Stage
+from run_directory.stages import TrainingSchedule
 from run_directory.training_settings import TrainingSettings
-from training.announcement import steps_in_words
-from training.checks import sampled
-from training.memory_estimate import (
-    MemoryLayout,
-    fixes_for,
-    memory,
-    model_and_layout,
-    size_text,
-    vocabulary_of,
-)
+from training.description import describe_parent, describe_run
+from training.memory_estimate import MemoryLayout, fixes_for, memory, model_and_layout, size_text
 from training.micro_batches import MicroBatch, StepBatch
-from training.optimizer import Optimizer
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule
-from training.setup import TrainingRun, changed_rates
+from training.setup import TrainingRun
 from training.stop_requests import StopRequests
 from training.train_state import TrainState
 
@@ -52,6 +42,7 @@ class PlannedProcesses(ProcessGroup):
     device = torch.device("cpu")
     device_type = "cuda"
     shard = None
+    autocast_dtype: torch.dtype | None = None
 
     def __init__(self, t: TrainingSettings, world: int):
         context = t.parallel.context
@@ -64,7 +55,6 @@ class PlannedProcesses(ProcessGroup):
         self.world = world
         self.data_world = world // context
         self.sharded = t.parallel.sharding == "full"
-        self.autocast_dtype: torch.dtype | None = None
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.world
@@ -81,9 +71,8 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
 
     Raises DataError where its text does not exist.
     """
-    make_parallel = Parallel
-    if options.world is not None:
-        make_parallel = partial(PlannedProcesses, world=options.world)
+    is_planned = options.world is not None
+    make_parallel = partial(PlannedProcesses, world=options.world) if is_planned else Parallel
     run = TrainingRun(options, requests, make_parallel)
     settings = run.settings
     parent = run.parent
@@ -93,64 +82,27 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     model, layout = model_and_layout(settings, run.parallel, parent)
     parts = memory(model, settings.train_length, layout)
     free = free_memory(run.parallel.device)
-    fits = options.world is not None or sum(parts.values()) <= free
-    rows = size_rows(run, model)
-    plan = after(settings.plan, settings.first_step)
+    fits = is_planned or sum(parts.values()) <= free
+    rows = describe_run(settings, model)
     rows.append(("memory on each device", f"about {size_text(sum(parts.values()))}"))
     rows.append(("of which", ", ".join(f"{name} {size_text(n)}" for name, n in parts.items() if n)))
-    if options.world is not None:
+    plan = after(settings.plan, settings.first_step)
+    if is_planned:
         flops = flops_of(model, plan, layout) / layout.world
         rows.append(("training FLOPs, each device", f"{flops:.3g}"))
     else:
         rows.append(("free memory", size_text(free)))
-    if options.world is None and fits:
-        seconds = run_seconds(run, model, layout, plan, train_step)
-        rows.append(("time", f"about {duration(seconds)}, measured on a few steps"))
-    rows += parent_rows(run)
+        if fits:
+            seconds = run_seconds(run, model, layout, plan, train_step)
+            rows.append(("time", f"about {duration(seconds)}, measured on a few steps"))
+    if parent is not None:
+        rows += describe_parent(settings, parent)
     if not run.parallel.main:
         return 0
     run.console.table("forecast", ["", ""], rows)
     if not fits:
         run.console.warn(f"this will not fit: {fixes_for(model, settings, layout, free)}")
     return 0 if fits else 1
-
-
-def size_rows(run: TrainingRun, model: Transformer) -> list[tuple[str, str]]:
-    """The parameters, steps, tokens, stages and learning rates of a run."""
-    settings = run.settings
-    steps = f"{settings.steps:,} of {steps_in_words(settings)}"
-    tokens = f"{settings.trained_tokens:,}"
-    if first := settings.first_step:  # a fork: its parent has trained the first steps
-        steps += f"; {settings.steps - first:,} are left after step {first:,}"
-        tokens += f"; {settings.trained_tokens - settings.tokens_after(first):,} are left"
-    rows = [("parameters", f"{model.parameter_count():,}"), ("steps", steps), ("tokens", tokens)]
-    if settings.data.positions.name != "plain":
-        rows.append(("sampled positions", sampled(settings)))
-    for stage in TrainingSchedule(settings).stages:
-        if stage.overrides:
-            rows.append((f"after step {stage.start:,}", ", ".join(stage.overrides)))
-    optimizer = Optimizer(model, settings.training.optimizer)
-    rates = settings.training.optimizer.rates
-    return rows + [(name, f"{rate:g}, {optimizer.describe(name)}") for name, rate in rates.items()]
-
-
-def parent_rows(run: TrainingRun) -> list[tuple[str, str]]:
-    """The runs that a run starts from, and what it changes."""
-    settings = run.settings
-    parent = run.parent
-    if parent is None:
-        return []
-    first, *earlier = [
-        f"{old['run']}, step {old['step']:,} (checkpoint {old['checkpoint_hash'][:10]}), "
-        f"trained at {old['train_length']} tokens"
-        for old in parent.lineage(settings)
-    ]
-    rows = [("fork of" if settings.is_fork else "extension of", first)]
-    rows += [("before it", text) for text in earlier]
-    rows += [("changed", text) for text in parent.changed(settings)]
-    if settings.is_fork:
-        rows += [("after the fork", text) for text in changed_rates(settings, parent)]
-    return rows
 
 
 def flops_of(model: Transformer, plan: Sequence[Segment], layout: MemoryLayout) -> float:
@@ -168,49 +120,45 @@ def run_seconds(
     plan: Sequence[Segment],
     train_step: TrainStep,
 ) -> float:
-    """Seconds of the steps of a plan and of their validations, at the rate of measured steps of
-    the longest stage.
+    """Seconds of the steps of a plan and of their validations, at the FLOP/s of a few steps of the
+    longest stage on random sequences.
 
     Args:
         model: on the meta device.
     """
     settings = run.settings
+    parallel = run.parallel
     v = settings.training.validation
     lengths = [multiple * settings.train_length for multiple in v.multiples]
     lengths = [n for n in lengths if model.limit is None or n <= model.limit]
     validation = v.spans * sum(n * model.flops_per_token(n) for n in lengths) * FORWARD
-    times = sum(step > settings.first_step for step in v.steps(settings.steps))
-    flops = flops_of(model, plan, layout) + times * validation
+    validations = sum(step > settings.first_step for step in v.steps(settings.steps))
+    flops = flops_of(model, plan, layout) + validations * validation
+
     schedule = TrainingSchedule(settings)
     stage = max(schedule.stages, key=lambda stage: stage.length)
-    sequence = flops_of(model, [Segment(stage.length, 1, 1)], layout)
-    size = min(schedule.micro_batch_size(stage), max(1, int(MEASURED_FLOPS / sequence)))
-    return flops / measured_rate(run, layout, stage, size, train_step)
-
-
-def measured_rate(
-    run: TrainingRun, layout: MemoryLayout, stage: Stage, size: int, train_step: TrainStep
-) -> float:
-    """FLOP/s of all devices in training steps of at most `size` random sequences per device."""
-    parallel = run.parallel
-    settings = run.settings.model_copy(update={"model": stage.model})
-    vocab_size = vocabulary_of(settings, run.parent)
-    model = make_model(settings, vocab_size).initialize(settings.seed).to(run.device).train()
-    state = TrainState.create(model, settings, parallel)
-    size = min(size, stage.batch_size // parallel.data_world)
-    tokens = torch.randint(vocab_size, (size, stage.length), device=run.device)
+    most = int(MEASURED_FLOPS / flops_of(model, [Segment(stage.length, 1, 1)], layout))
+    size = min(
+        schedule.micro_batch_size(stage),
+        max(1, most),
+        stage.batch_size // parallel.data_world,
+    )
+    settings = settings.model_copy(update={"model": stage.model})
+    measured = make_model(settings, model.vocab_size).initialize(settings.seed).to(run.device)
+    state = TrainState.create(measured.train(), settings, parallel)
+    tokens = torch.randint(model.vocab_size, (size, stage.length), device=run.device)
     if parallel.shard is not None:
         tokens = parallel.shard.select(tokens)
     positions = TokenPositions.plain(stage.length, device=run.device)
     part = MicroBatch(tokens, tokens, positions, parallel.shard)
-    batch = StepBatch(stage, [part], size * stage.length * parallel.data_world, facts={})
+    batch = StepBatch(stage, [part], size * stage.length * parallel.data_world)
     times = []
     for _ in range(1 + MEASURED):
         begin = time.perf_counter()
         train_step(state, batch, parallel, settings.training, run.requests).read()
         times.append(time.perf_counter() - begin)
-    measured = Segment(stage.length, size * parallel.data_world, 1)
-    return flops_of(model, [measured], layout) / min(times[1:])
+    step_flops = flops_of(model, [Segment(stage.length, size * parallel.data_world, 1)], layout)
+    return flops / step_flops * min(times[1:])
 
 
 def after(plan: Sequence[Segment], step: int) -> list[Segment]:

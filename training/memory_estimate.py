@@ -40,43 +40,36 @@ class MemoryLayout:
 def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
     """Bytes on each device, by purpose, for training on windows of `length` tokens."""
     p = model.parameter_count()
+    s = model.settings
     size = layout.float_bytes
-    split = layout.world if layout.sharded else 1
+    state = size * p / (layout.world if layout.sharded else 1)
+    low = HALF if layout.half else size
+    blocks = sum(weight.numel() for weight in model.layers.parameters())
     tokens = layout.sequences * length / layout.context
     needed = {
-        "weights": size * p / split,
-        "gradients": size * p / split,
-        "moments": 2 * size * p / split,
-        "mean": size * p / split if layout.mean else 0.0,
+        "weights": state,
+        "gradients": state,
+        "moments": 2 * state,
+        "mean": state if layout.mean else 0.0,
     }
     if layout.sharded and layout.world > 1:
         # The current block and the next, one block's gradients in both dtypes; embedding and head
         # throughout.
-        block = block_parameters(model)
-        outer = p - block * model.settings.layers
-        low = HALF if layout.half else size
-        needed["whole blocks"] = (2 * low + low + size) * block + (2 * low + size) * outer
+        outer = p - blocks
+        needed["whole blocks"] = (3 * low + size) * blocks / s.layers + (2 * low + size) * outer
     else:
-        needed["bfloat16 copies"] = HALF * matrices(model) if layout.half else 0.0
+        # of all weights in matrix products: the embedding is in none
+        copies = HALF * (blocks + model.vocab_size * s.dim)
+        needed["bfloat16 copies"] = copies if layout.half else 0.0
         needed["buckets"] = size * p if layout.world > 1 else 0.0
     needed["activations"] = tokens * activations(model, length, layout)
-    if layout.context > 1:
-        needed["gathered keys"] = layout.sequences * gathered_keys(model, length, layout)
-    needed["logits"] = logits(model, tokens, layout.device)
-    needed["batches"] = (
-        BATCH * layout.step_sequences * length / layout.world if layout.device == "cpu" else 0.0
-    )
+    needed["gathered keys"] = layout.sequences * gathered_keys(model, length, layout)
+    # three float32 copies of the rows of logits that are computed at once
+    most = LOGITS_AT_ONCE.get(layout.device, 1 << 25) // model.vocab_size + 1
+    needed["logits"] = 3.0 * min(most, tokens) * model.vocab_size * FLOAT
+    on_host = layout.step_sequences if layout.device == "cpu" else 0
+    needed["batches"] = BATCH * on_host * length / layout.world
     return needed
-
-
-def block_parameters(model: Transformer) -> int:
-    """The number of parameters of one layer."""
-    return sum(p.numel() for p in model.layers.parameters()) // model.settings.layers
-
-
-def matrices(model: Transformer) -> int:
-    """The number of parameters used in matrix products: all except the embedding."""
-    return block_parameters(model) * model.settings.layers + model.vocab_size * model.settings.dim
 
 
 def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
@@ -102,9 +95,7 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
         if layout.checkpointing == "selective":
             products = 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim
             stored += (products + 2 * s.dim + 2 * s.ffn_dim) * low + mixer.heads * size
-    if layout.checkpointing == "none":
-        return sum(whole)
-    return stored + max(whole)
+    return sum(whole) if layout.checkpointing == "none" else stored + max(whole)
 
 
 def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
@@ -113,26 +104,23 @@ def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> floa
     tokens; in layers with a window and without sinks, those before each chunk that are visible to
     it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at
     a time. Layers with a state gather it instead, which is small."""
+    if layout.context == 1:
+        return 0.0
     numbers = [0.0]
     dropped = 0.0  # of one pass of a layer with a window
     for block in model.layers:
         mixer = block.mixer
         scheme = mixer.position.settings
+        pairs = 2 * mixer.kv_heads * mixer.head_dim
         tokens = length * (1 - 1 / (2 * layout.context))
         if scheme.window is not None and not scheme.sinks:
             tokens = min(tokens, 2 * (scheme.window - 1))
-            dropped = length / 2 * 2 * mixer.kv_heads * mixer.head_dim
+            dropped = length / 2 * pairs
         if mixer.has_attention_weights:
-            numbers.append(tokens * 2 * mixer.kv_heads * mixer.head_dim)
+            numbers.append(tokens * pairs)
     size = HALF if layout.half else layout.float_bytes
     kept = max(numbers) if layout.checkpointing != "none" else sum(numbers)
     return size * (kept + dropped)
-
-
-def logits(model: Transformer, tokens: float, device: str) -> float:
-    """Bytes of the head's logits: three float32 copies of the rows that are computed at once."""
-    rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, tokens)
-    return 3.0 * rows * model.vocab_size * FLOAT
 
 
 def check_memory(
@@ -156,7 +144,8 @@ def model_and_layout(
 ) -> tuple[Transformer, MemoryLayout]:
     """The model of a run on the meta device, and its layout on the devices."""
     t = settings.training
-    model = meta_model(settings, vocabulary_of(settings, parent))
+    vocabulary = parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
+    model = meta_model(settings, vocabulary)
     most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
     return model, MemoryLayout(
         world=parallel.world,
@@ -172,31 +161,29 @@ def model_and_layout(
     )
 
 
-def vocabulary_of(settings: RunSettings, parent: ParentRun | None) -> int:
-    return parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
-
-
 def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, free: float) -> str:
     """Suggest settings, not yet in use, that reduce memory."""
     fixes = []
-    smaller = [1 << power for power in reversed(range(layout.sequences.bit_length()))]
-    for sequences in smaller:
-        needed = memory(model, settings.train_length, replace(layout, sequences=sequences))
+    for power in reversed(range(layout.sequences.bit_length())):
+        size = 1 << power
+        needed = memory(model, settings.train_length, replace(layout, sequences=size))
         if sum(needed.values()) <= USED * free:
             fixes.append(
-                f"set training.micro_batch_size={sequences} (now {layout.sequences} per device)"
+                f"set training.micro_batch_size={size} (now {layout.sequences} per device)"
             )
             break
     if memory(model, settings.train_length, layout)["batches"] > USED * free:
         fixes.append(f"lower training.batch_size (now {layout.step_sequences})")
     if layout.checkpointing != "full":
         fixes.append("set training.parallel.activation_checkpointing=true")
-    if not layout.sharded:
+    if layout.sharded:
+        fixes.append("take more devices")
+    else:
         fixes.append(
             "split the weights over several devices (training.parallel.sharding=full, "
-            "docs/scaling.md)"
+            "docs/scaling.md), or take a smaller model"
         )
-    return ", or ".join([*fixes, "take more devices" if layout.sharded else "take a smaller model"])
+    return ", or ".join(fixes)
 
 
 def size_text(nbytes: float) -> str:

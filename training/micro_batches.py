@@ -20,9 +20,8 @@ from data.sampling.batches import (
 from errors import TrainingError
 from model import ContextShard, TokenPositions
 from run_directory.run_settings import RunSettings
-from run_directory.stages import Stage
+from run_directory.stages import Stage, TrainingSchedule
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule
 
 AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
 
@@ -84,13 +83,15 @@ class StepBatch:
         stage: of the step.
         parts: the micro-batches.
         n_targets: targets of the step on all ranks.
+        rates: the learning rates by name.
         facts: what metrics.jsonl records about the text.
     """
 
     stage: Stage
     parts: list[MicroBatch]
     n_targets: int
-    facts: dict
+    rates: dict[str, float] = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)
 
 
 def step_batches(
@@ -112,7 +113,7 @@ def step_batches(
         if batch.passes:
             facts["passes"] = batch.passes
         facts |= {"epoch": batch.epoch, "data": batch.hash}
-        yield StepBatch(stage, parts, batch.n_targets, facts)
+        yield StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
 
 
 def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:

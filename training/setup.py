@@ -24,7 +24,7 @@ from run_directory.checkpoints import (
     steps_of,
 )
 from run_directory.console import Console
-from run_directory.parent_run import ParentRun, read_run_settings
+from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.precision import auto_precision, resolve_precision
 from run_directory.process_group import error_barrier
@@ -35,11 +35,16 @@ from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
+from training.description import describe_parent, describe_run
+from training.hardware import peak_memory
 from training.memory_estimate import check_memory
 from training.micro_batches import make_sampler
 from training.parallel import Parallel, autocast_type
-from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
+
+# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023,
+# arXiv:2305.16264).
+MANY_EPOCHS = 16
 
 
 class TrainingRun:
@@ -250,8 +255,6 @@ class TrainingRun:
             )
         if self.settings.is_fork:
             copy_checkpoint(parent.checkpoint, self.folder)
-            for line in describe_fork(self.settings, parent):
-                self.console.info(line)
             return
         load_weights(self.model, parent.checkpoint.folder)
         tensors = {
@@ -259,6 +262,37 @@ class TrainingRun:
             "optimizer": {"generator/cpu": torch.get_rng_state()},
         }
         save_snapshot(self.folder, Snapshot(0, tensors, {"step": 0, "tokens": 0}))
+
+    def announce(self, step: int) -> None:
+        """Print the model, data and schedule before the first update, which is that after `step`
+        others."""
+        console = self.console
+        console.info(f"run {self.folder}")
+        rows = describe_run(self.settings, self.model)
+        passes = self.sampler.passes(self.steps)
+        rows += [("epochs", f"{n:.2f} of {text}") for text, n in passes.items()]
+        if self.parent is not None and step == self.settings.first_step:
+            rows += describe_parent(self.settings, self.parent)
+        elif step:
+            rows.append(("resuming", f"after step {step} of {self.steps}"))
+        for label, text in rows:
+            console.info(f"{label} {text}")
+        if (most := max(passes.values(), default=0.0)) > MANY_EPOCHS and not console.quiet:
+            console.warn(
+                f"training.tokens repeats the text {most:,.0f} times, and beyond about "
+                f"{MANY_EPOCHS} epochs repeated text adds almost nothing: add text or lower "
+                "training.tokens"
+            )
+
+    def announce_end(self, prompts: list[str]) -> None:
+        """Print the end of a completed run, and commands to evaluate it."""
+        info = self.console.info
+        info(f"done: {self.folder} (peak memory {peak_memory(self.device) / 2**20:,.0f} MiB)")
+        prompt = shlex.quote(prompts[0] if prompts else "")
+        info(
+            f"next: python evaluate.py {self.folder}   or   python generate.py {self.folder} "
+            f"--prompt {prompt}"
+        )
 
     def begin_steps(self) -> None:
         """Wait for all processes; from here on, a signal saves a checkpoint before the process
@@ -274,28 +308,3 @@ class TrainingRun:
         self.console.info(
             f"stopped by {name} after step {step}; saved. Run the same command again to resume."
         )
-
-
-def describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """Lines about a fork: its parent, changed settings, and learning rates."""
-    step = parent.checkpoint.step
-    lines = [
-        f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"
-    ]
-    lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
-    return lines + changed_rates(settings, parent)
-
-
-def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """The learning rates of the first update after a fork that differ by more than 1% from those of
-    the parent at that step, or at its end."""
-    step = parent.checkpoint.step
-    last = min(step, parent.settings.steps - 1)
-    before = TrainingSchedule(parent.settings).learning_rates(last)
-    there = str(parent.folder) if last == step else f"{parent.folder} at its end"
-    return [
-        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in "
-        f"{there}, {rate:.3g} here"
-        for name, rate in TrainingSchedule(settings).learning_rates(step).items()
-        if name in before and abs(rate - before[name]) > 0.01 * before[name]
-    ]

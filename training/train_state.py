@@ -8,13 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model import ModelSettings, Transformer
+from model import Transformer
 from model.carried_state import CarriedState
 from run_directory.checkpoints import AVERAGE, Checkpoint, Snapshot
-from run_directory.optimizer_settings import EmaSettings, as_steps
 from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
-from run_directory.training_settings import NonFiniteSettings, SpikeSettings
+from run_directory.training_settings import (
+    EmaSettings,
+    NonFiniteSettings,
+    SpikeSettings,
+    as_steps,
+)
 from run_directory.weights import (
     load_weights,
     named_weights,
@@ -23,6 +27,7 @@ from run_directory.weights import (
     read_like,
     weights_of,
 )
+from training.micro_batches import StepBatch
 from training.optimizer import Optimizer
 from training.parallel import Parallel
 
@@ -215,11 +220,13 @@ class TrainState:
             x = torch.cat([each[name] for each in passes])
             self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 
-    def begin_stage(self, model: ModelSettings) -> None:
-        """Change the positional scheme; earlier losses are not comparable with those of the
-        stage."""
-        self.model.reposition(model)
-        self.guard.begin_stage()
+    def begin_step(self, batch: StepBatch) -> None:
+        """Set the learning rates of the next update and, where a stage begins with it, the
+        positional scheme."""
+        if batch.stage.start == self.step > 0:
+            self.model.reposition(batch.stage.model)
+            self.guard.begin_stage()
+        self.optimizer.set_learning_rates(batch.rates)
 
     def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
         """What the sequences of all processes carry, on the host. Every process must call it."""

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from run_directory.checkpoints import Checkpoint, save_snapshot
-from run_directory.optimizer_settings import AdamWSettings
 from run_directory.process_group import ALONE
-from run_directory.training_settings import StopOnNonFinite
+from run_directory.training_settings import AdamWSettings, StopOnNonFinite
 from training.optimizer import Optimizer
 from training.train_state import StepGuard, TrainState
 

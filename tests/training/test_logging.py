@@ -22,9 +22,8 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
-from training.metrics import Metrics, ProgressLines, StepMetrics
+from training.metrics import Metrics, ProgressLines, StepMetrics, WandbLog
 from training.train_state import NOT_FINITE, SPIKE
-from training.wandb_log import WandbLog
 
 
 def write(file, start, *steps, **values):

@@ -6,20 +6,18 @@ import math
 import pytest
 import torch
 
-from run_directory.optimizer_settings import (
+from run_directory.training_settings import (
     AdamWSettings,
     ConstantSchedule,
     CosineSchedule,
     EmaSettings,
     LinearSchedule,
-    WsdSchedule,
-    as_steps,
-)
-from run_directory.training_settings import (
     SkipNonFinite,
     SpikeSettings,
     StopOnNonFinite,
     ValidationSettings,
+    WsdSchedule,
+    as_steps,
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer

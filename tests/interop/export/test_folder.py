@@ -22,8 +22,8 @@ from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.runs import write_run
 from run_directory.checkpoints import Snapshot, save_snapshot
-from run_directory.optimizer_settings import EmaSettings
 from run_directory.run import Run
+from run_directory.training_settings import EmaSettings
 from run_directory.weights import weights_of
 from scripts import export_model, import_model
 from tests.byte_runs import byte_run
