@@ -79,7 +79,7 @@ def train(run: TrainingRun) -> int:
 
             validates = state.step in validation.steps
             saves = state.step in checkpointer.steps
-            status = metrics.log(state.step, result, batch, wait=validates or saves)
+            status = metrics.log(state, result, batch, wait=validates or saves)
             if validates:
                 validation.run(state)
             if saves or status:

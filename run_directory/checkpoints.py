@@ -99,8 +99,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) -> Checkpoint:
-    """Save a checkpoint. Called by one process, or by every process of the `group` that shares a
-    sharded model. Other checkpoints do not change.
+    """Save a checkpoint. Called by every process of the `group`. Other checkpoints do not change.
 
     Raises TrainingError where the disk is full, and where a number is not finite, so that an
     unusable checkpoint never replaces a good one. An error on one process of the group is raised on
@@ -171,7 +170,8 @@ def _write(run: Path, draft: Path, snapshot: Snapshot, group: ProcessGroup) -> d
                     "training has diverged: lower training.optimizer.lr or training.grad_clip in a "
                     "new run"
                 )
-        written.append(write_tensors(draft, kind, tensors, group))
+        if (file := write_tensors(draft, kind, tensors, group)) is not None:
+            written.append(file)
     if group.rank == 0:
         about = {"step": snapshot.step, "state": snapshot.state}
         write_json(draft / STATE, about, allow_nan=False)
@@ -186,12 +186,12 @@ def _write(run: Path, draft: Path, snapshot: Snapshot, group: ProcessGroup) -> d
 def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
     """Write the manifest of files already written; returns the hash of the checkpoint."""
     manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
-    manifest["hash"] = _digest(manifest)
+    manifest["hash"] = _hash_of(manifest)
     write_json(draft / MANIFEST, manifest, allow_nan=False)
     return manifest["hash"]
 
 
-def _digest(manifest: dict) -> str:
+def _hash_of(manifest: dict) -> str:
     """SHA-256 of a manifest without its own hash."""
     hashed = {key: value for key, value in manifest.items() if key != "hash"}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
@@ -257,7 +257,7 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
         manifest = read_object(folder / MANIFEST)
         files = dict(manifest["files"])
         is_complete = {WEIGHTS, STATE} <= {whole_name(name) for name in files}
-        if not is_complete or _digest(manifest) != manifest["hash"]:
+        if not is_complete or _hash_of(manifest) != manifest["hash"]:
             return f"{MANIFEST} is altered"
         if folder != folder_of(folder.parent.parent, manifest["step"]):
             return f"{MANIFEST} is that of step {manifest['step']}"
@@ -297,7 +297,35 @@ def find_checkpoint(
     Raises TrainingError where `step` is missing, and where the checkpoint is damaged. Writes
     nothing, as another process may be training the run.
     """
-    return while_training(run, lambda: _find(run, step, only, warn))
+
+    def find() -> Checkpoint | None:
+        steps = steps_of(run)
+        if not steps and step is None:
+            return None
+        if step not in (None, *steps):
+            known = ", ".join(map(str, steps)) or "none"
+            raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
+        found = steps[-1] if step is None else step
+        folder = folder_of(run, found)
+        if (problem := damage(folder, only)) is not None:
+            if not folder.exists():
+                raise FileNotFoundError(f"{folder} was removed while it was read")
+            found = newest_intact(run, only)
+            if found is None:
+                raise TrainingError(
+                    f"{folder}: {problem}; no checkpoint of the run is intact: restore one or "
+                    "train anew"
+                )
+            if warn is None or step is not None:
+                raise TrainingError(
+                    f"{folder}: {problem}; restore it, or move that folder away to use step "
+                    f"{found}, which is intact"
+                )
+            warn(f"{folder}: {problem}; going back to step {found}")
+            folder = folder_of(run, found)
+        return Checkpoint(folder, found, read_object(folder / MANIFEST)["hash"])
+
+    return while_training(run, find)
 
 
 def while_training(run: Path, read: Callable[[], T]) -> T:
@@ -320,37 +348,6 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
     raise TrainingError(
         f"{run}: checkpoints are replaced too fast to be read; raise training.checkpoint.keep"
     )
-
-
-def _find(
-    run: Path, step: int | None, only: tuple[str, ...] | None, warn: Callable[[str], None] | None
-) -> Checkpoint | None:
-    steps = steps_of(run)
-    if step is not None and step not in steps:
-        known = ", ".join(map(str, steps)) or "none"
-        raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
-    if not steps:
-        return None
-    wanted = steps[-1] if step is None else step
-    folder = folder_of(run, wanted)
-    if (problem := damage(folder, only)) is not None:
-        if not folder.exists():
-            raise FileNotFoundError(f"{folder} was removed while it was read")
-        intact = newest_intact(run, only)
-        if intact is None:
-            raise TrainingError(
-                f"{folder}: {problem}; no checkpoint of the run is intact: restore one or train "
-                "anew"
-            )
-        if warn is None or step is not None:
-            raise TrainingError(
-                f"{folder}: {problem}; restore it, or move that folder away to use step {intact}, "
-                "which is intact"
-            )
-        warn(f"{folder}: {problem}; going back to step {intact}")
-        wanted = intact
-        folder = folder_of(run, wanted)
-    return Checkpoint(folder, wanted, read_object(folder / MANIFEST)["hash"])
 
 
 def newest_intact(run: Path, only: tuple[str, ...] | None = None) -> int | None:

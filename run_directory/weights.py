@@ -50,11 +50,14 @@ def whole_name(name: str) -> str:
 
 def write_tensors(
     folder: Path, kind: str, tensors: Mapping[str, Tensor], group: ProcessGroup
-) -> Path:
+) -> Path | None:
     """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all
-    others."""
+    others. Where none is sharded, only rank 0 writes a file."""
     parts = {}
     offsets = {}
+    is_split = any(map(is_sharded, tensors.values()))
+    if not is_split and group.rank > 0:
+        return None
     for name, tensor in tensors.items():
         own = own_part(tensor).detach()
         if own.numel() if is_sharded(tensor) else group.rank == 0:
@@ -62,7 +65,7 @@ def write_tensors(
             offsets[name] = {"saved_offsets": list(own_offset(tensor))}
     file = folder / f"{kind}.safetensors"
     header = None
-    if group.world > 1:
+    if is_split:
         file = folder / f"{kind}-{group.rank + 1:05d}-of-{group.world:05d}.safetensors"
         # A single key: safetensors writes several in random order, and equal trainings must give
         # equal bytes.

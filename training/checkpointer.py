@@ -47,18 +47,12 @@ class Checkpointer:
         run = self._run
         parallel = run.parallel
         metrics.read()
-        carried = state.carried_rows(parallel)
-        snapshot = None
         with error_barrier(parallel, "save"):
             metrics.sync()
-            if parallel.takes_part:
-                snapshot = state.capture(carried)
-                snapshot.state["tokens"] = run.settings.tokens_after(state.step)
-        if snapshot is not None and parallel.sharded:  # all processes save, and share errors
-            save_snapshot(run.folder, snapshot, parallel)
+        snapshot = state.capture(parallel)
+        snapshot.state["tokens"] = run.settings.tokens_after(state.step)
+        save_snapshot(run.folder, snapshot, parallel)
         with error_barrier(parallel, "save"):
-            if snapshot is not None and not parallel.sharded:
-                save_snapshot(run.folder, snapshot)
             if parallel.main:
                 kept = run.settings.training.checkpoint
                 uniform = math.log(run.data.tokenizer.vocab_size)

@@ -119,7 +119,7 @@ class Metrics:
             for sink in self._sinks:
                 sink.write(line)
 
-    def log(self, step: int, result: StepResult, batch: StepBatch, wait: bool) -> int:
+    def log(self, state: TrainState, result: StepResult, batch: StepBatch, wait: bool) -> int:
         """Log the step that was just computed; returns the exit status that any rank requested, 0:
         none.
 
@@ -128,7 +128,7 @@ class Metrics:
 
         Raises TrainingError where more steps were skipped than the settings allow.
         """
-        self._queue.append((step, result, batch.rates | batch.facts, batch.stage))
+        self._queue.append((state.step, result, batch.rates | batch.facts, batch.stage))
         return self.read(0 if wait else self._late)
 
     def read(self, pending: int = 0) -> int:

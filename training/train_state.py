@@ -1,6 +1,6 @@
 """The state of a run in training: what a checkpoint saves and restores."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,7 +35,9 @@ from training.parallel import Parallel
 NOT_FINITE = 1
 SPIKE = 2
 REASONS = {NOT_FINITE: "not finite", SPIKE: "spike"}
-CARRIED = "carried"  # key of what sequences carry, among the tensors of the optimizer
+# keys among the tensors of the optimizer: states of torch's generators, and what sequences carry
+GENERATOR = "generator/"
+CARRIED = "carried/"
 
 
 class StepDecision(NamedTuple):
@@ -228,24 +230,19 @@ class TrainState:
             self.guard.begin_stage()
         self.optimizer.set_learning_rates(batch.rates)
 
-    def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
-        """What the sequences of all processes carry, on the host. Every process must call it."""
-        if self.carried is None:
-            return {}
-        parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
-        return {f"{CARRIED}/{name}": torch.cat([p[name] for p in parts]) for name in parts[0]}
-
-    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Snapshot:
-        """The content of a checkpoint; its tensors share the memory of this state. `carried` is
-        that of `carried_rows`."""
-        generators = {"generator/cpu": torch.get_rng_state()}
+    def capture(self, parallel: ProcessGroup = ALONE) -> Snapshot:
+        """The content of a checkpoint; its tensors share the memory of this state. Every process
+        must call it."""
+        optimizer = self.optimizer.saved_tensors()
+        optimizer[f"{GENERATOR}cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
-            for i, state in enumerate(torch.cuda.get_rng_state_all()):
-                generators[f"generator/cuda{i}"] = state
-        tensors = {
-            "model": weights_of(self.model),
-            "optimizer": self.optimizer.saved_tensors() | generators | dict(carried or {}),
-        }
+            for i, generator in enumerate(torch.cuda.get_rng_state_all()):
+                optimizer[f"{GENERATOR}cuda{i}"] = generator
+        if self.carried is not None:  # what the sequences of all processes carry
+            parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
+            for name in parts[0]:
+                optimizer[f"{CARRIED}{name}"] = torch.cat([part[name] for part in parts])
+        tensors = {"model": weights_of(self.model), "optimizer": optimizer}
         if self.ema is not None:
             tensors["average"] = self.ema.means
         return Snapshot(
@@ -260,16 +257,19 @@ class TrainState:
         checkpoint.check_resumable()
         load_weights(self.model, checkpoint.folder)
         stored = read_like(checkpoint.folder, "optimizer", named_weights(self.model))
-        generators = {key: stored.pop(key) for key in list(stored) if key.startswith("generator/")}
-        carried = {key: stored.pop(key) for key in list(stored) if key.startswith(f"{CARRIED}/")}
-        for key, rows in carried.items() if self.carried is not None else ():
-            own = rows.chunk(parallel.world)[parallel.rank]
-            self.carried[key.partition("/")[2]] = own.to(self.model.embed.weight.device)
+        gpus = torch.cuda.device_count()
+        for key in [key for key in stored if key.startswith((GENERATOR, CARRIED))]:
+            tensor = stored.pop(key)
+            name = key.partition("/")[2]
+            if key.startswith(CARRIED):
+                if self.carried is not None:
+                    own = tensor.chunk(parallel.world)[parallel.rank]
+                    self.carried[name] = own.to(self.model.embed.weight.device)
+            elif name == "cpu":
+                torch.set_rng_state(tensor)
+            elif (gpu := int(name.removeprefix("cuda"))) < gpus:
+                torch.cuda.set_rng_state(tensor, gpu)
         self.optimizer.load(stored)
-        torch.set_rng_state(generators["generator/cpu"])
-        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            if f"generator/cuda{i}" in generators:
-                torch.cuda.set_rng_state(generators[f"generator/cuda{i}"], i)
         if self.ema is not None and checkpoint.has(AVERAGE):
             read_into(checkpoint.folder, "average", self.ema.means)
         elif self.ema is not None:

@@ -11,7 +11,6 @@ from accelerate.state import AcceleratorState, GradientState
 from data import PreparedData
 from run_directory.checkpoints import save_snapshot
 from run_directory.position_overrides import make_model
-from run_directory.process_group import ALONE
 from run_directory.run_settings import RunSettings
 from run_directory.stages import TrainingSchedule
 from settings.load import load_settings
@@ -60,10 +59,7 @@ class Training:
 
     def save(self, folder) -> None:
         """As the Checkpointer does. Every process calls it."""
-        carried = self.state.carried_rows(self.parallel)
-        if self.parallel.takes_part:
-            group = self.parallel if self.parallel.sharded else ALONE
-            save_snapshot(folder, self.state.capture(carried), group)
+        save_snapshot(folder, self.state.capture(self.parallel), self.parallel)
         self.parallel.wait()
 
 
