@@ -2,24 +2,25 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from data import check_texts, is_prepared
-from data.sampling.segments import Segment
+from data.sampling.segments import SegmentPlan
 from errors import TrainingError
 from model import TokenPositions, Transformer
 from model.devices import free_memory
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.process_group import ProcessGroup
+from run_directory.run_settings import RunSettings
 from run_directory.stages import TrainingSchedule
 from run_directory.training_settings import TrainingSettings
 from training.description import describe_parent, describe_run
-from training.memory_estimate import MemoryLayout, fixes_for, memory, model_and_layout, size_text
+from training.memory_estimate import fixes_for, memory, model_and_layout, size_text
 from training.micro_batches import MicroBatch, StepBatch
 from training.parallel import Parallel
 from training.setup import TrainingRun
@@ -30,9 +31,8 @@ TrainStep = Callable[..., Any]  # train.train_step
 # FLOPs of a step with activation checkpointing: full adds a forward pass, selective no matrix
 # products.
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-MEASURED = 3  # steps that are timed, after one that compiles and allocates memory
-MEASURED_FLOPS = 1e12  # of a measured step: it has as many sequences, or one
-FORWARD = 1 / 3  # FLOPs of a forward pass, as a share of those of a training step
+MEASURED_STEPS = 3  # after one that compiles and allocates memory
+MEASURED_TOKENS = 1 << 13  # of a step on each device, or one sequence
 
 
 class PlannedProcesses(ProcessGroup):
@@ -81,20 +81,21 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
         check_texts(settings.data)
     model, layout = model_and_layout(settings, run.parallel, parent)
     parts = memory(model, settings.train_length, layout)
+    needed = sum(parts.values())
     free = free_memory(run.parallel.device)
-    fits = is_planned or sum(parts.values()) <= free
+    fits = is_planned or needed <= free
     rows = describe_run(settings, model)
-    rows.append(("memory on each device", f"about {size_text(sum(parts.values()))}"))
+    rows.append(("memory on each device", f"about {size_text(needed)}"))
     rows.append(("of which", ", ".join(f"{name} {size_text(n)}" for name, n in parts.items() if n)))
-    plan = after(settings.plan, settings.first_step)
     if is_planned:
-        flops = flops_of(model, plan, layout) / layout.world
+        flops = flops_left(settings, model) * RECOMPUTED[layout.checkpointing] / layout.world
         rows.append(("training FLOPs, each device", f"{flops:.3g}"))
     else:
         rows.append(("free memory", size_text(free)))
-        if fits:
-            seconds = run_seconds(run, model, layout, plan, train_step)
-            rows.append(("time", f"about {duration(seconds)}, measured on a few steps"))
+    if fits and not is_planned:
+        left = settings.trained_tokens - settings.tokens_after(settings.first_step)
+        seconds = left / tokens_per_second(run, model.vocab_size, train_step)
+        rows.append(("time", f"about {duration(seconds)} without validation, by a few steps"))
     if parent is not None:
         rows += describe_parent(settings, parent)
     if not run.parallel.main:
@@ -105,67 +106,38 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     return 0 if fits else 1
 
 
-def flops_of(model: Transformer, plan: Sequence[Segment], layout: MemoryLayout) -> float:
-    """FLOPs of the steps of a plan."""
-    return RECOMPUTED[layout.checkpointing] * sum(
-        part.steps * part.batch_size * part.length * model.flops_per_token(part.length)
-        for part in plan
+def flops_left(settings: RunSettings, model: Transformer) -> float:
+    """Training FLOPs of the steps of a run, in a fork without those of its parent."""
+    shares = SegmentPlan(settings.plan).shares(settings.first_step, settings.steps)
+    return sum(
+        share.length * (share.stop - share.first) * model.flops_per_token(share.length)
+        for share in shares
     )
 
 
-def run_seconds(
-    run: TrainingRun,
-    model: Transformer,
-    layout: MemoryLayout,
-    plan: Sequence[Segment],
-    train_step: TrainStep,
-) -> float:
-    """Seconds of the steps of a plan and of their validations, at the FLOP/s of a few steps of the
-    longest stage on random sequences.
-
-    Args:
-        model: on the meta device.
-    """
-    settings = run.settings
+def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) -> float:
+    """The rate of all devices in a few steps of the longest stage on random sequences."""
     parallel = run.parallel
-    v = settings.training.validation
-    lengths = [multiple * settings.train_length for multiple in v.multiples]
-    lengths = [n for n in lengths if model.limit is None or n <= model.limit]
-    validation = v.spans * sum(n * model.flops_per_token(n) for n in lengths) * FORWARD
-    validations = sum(step > settings.first_step for step in v.steps(settings.steps))
-    flops = flops_of(model, plan, layout) + validations * validation
-
+    settings = run.settings
     schedule = TrainingSchedule(settings)
     stage = max(schedule.stages, key=lambda stage: stage.length)
-    most = int(MEASURED_FLOPS / flops_of(model, [Segment(stage.length, 1, 1)], layout))
     size = min(
         schedule.micro_batch_size(stage),
-        max(1, most),
         stage.batch_size // parallel.data_world,
+        max(1, MEASURED_TOKENS // stage.length),
     )
     settings = settings.model_copy(update={"model": stage.model})
-    measured = make_model(settings, model.vocab_size).initialize(settings.seed).to(run.device)
-    state = TrainState.create(measured.train(), settings, parallel)
-    tokens = torch.randint(model.vocab_size, (size, stage.length), device=run.device)
+    model = make_model(settings, vocab_size).initialize(settings.seed).to(run.device).train()
+    state = TrainState.create(model, settings, parallel)
+    tokens = torch.randint(vocab_size, (size, stage.length), device=run.device)
     if parallel.shard is not None:
         tokens = parallel.shard.select(tokens)
     positions = TokenPositions.plain(stage.length, device=run.device)
     part = MicroBatch(tokens, tokens, positions, parallel.shard)
     batch = StepBatch(stage, [part], size * stage.length * parallel.data_world)
     times = []
-    for _ in range(1 + MEASURED):
+    for _ in range(1 + MEASURED_STEPS):
         begin = time.perf_counter()
         train_step(state, batch, parallel, settings.training, run.requests).read()
         times.append(time.perf_counter() - begin)
-    step_flops = flops_of(model, [Segment(stage.length, size * parallel.data_world, 1)], layout)
-    return flops / step_flops * min(times[1:])
-
-
-def after(plan: Sequence[Segment], step: int) -> list[Segment]:
-    """The segments of a plan that remain after the first `step` steps."""
-    left = []
-    for segment in plan:
-        steps = max(0, segment.steps - step)
-        step = max(0, step - segment.steps)
-        left += [segment._replace(steps=steps)] if steps else []
-    return left
+    return batch.n_targets / min(times[1:])

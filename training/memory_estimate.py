@@ -16,7 +16,6 @@ from training.parallel import Parallel
 # bytes
 FLOAT = 4
 HALF = 2
-BATCH = 48  # bytes per token: int64 tokens and targets of this batch, the next, and one in transfer
 USED = 0.9  # share of the free memory that suggested sizes may use
 
 
@@ -32,8 +31,6 @@ class MemoryLayout:
     device: str = "cuda"
     mean: bool = False  # whether an EMA of the weights is stored
     float_bytes: int = FLOAT  # bytes of a number outside autocast; 8 in float64
-    # of a whole step over all devices; on a CPU they share memory with the model
-    step_sequences: int = 0
     context: int = 1  # devices that share each sequence
 
 
@@ -67,8 +64,6 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
     # three float32 copies of the rows of logits that are computed at once
     most = LOGITS_AT_ONCE.get(layout.device, 1 << 25) // model.vocab_size + 1
     needed["logits"] = 3.0 * min(most, tokens) * model.vocab_size * FLOAT
-    on_host = layout.step_sequences if layout.device == "cpu" else 0
-    needed["batches"] = BATCH * on_host * length / layout.world
     return needed
 
 
@@ -102,12 +97,11 @@ def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> floa
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the
     backward pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N
     tokens; in layers with a window and without sinks, those before each chunk that are visible to
-    it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at
-    a time. Layers with a state gather it instead, which is small."""
+    it. With checkpointing, of one layer at a time. Layers with a state gather it instead, which is
+    small."""
     if layout.context == 1:
         return 0.0
     numbers = [0.0]
-    dropped = 0.0  # of one pass of a layer with a window
     for block in model.layers:
         mixer = block.mixer
         scheme = mixer.position.settings
@@ -115,12 +109,10 @@ def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> floa
         tokens = length * (1 - 1 / (2 * layout.context))
         if scheme.window is not None and not scheme.sinks:
             tokens = min(tokens, 2 * (scheme.window - 1))
-            dropped = length / 2 * pairs
         if mixer.has_attention_weights:
             numbers.append(tokens * pairs)
     size = HALF if layout.half else layout.float_bytes
-    kept = max(numbers) if layout.checkpointing != "none" else sum(numbers)
-    return size * (kept + dropped)
+    return size * (max(numbers) if layout.checkpointing != "none" else sum(numbers))
 
 
 def check_memory(
@@ -156,7 +148,6 @@ def model_and_layout(
         device=parallel.device_type,
         mean=t.ema is not None,
         float_bytes=8 if t.precision == "float64" else FLOAT,
-        step_sequences=most,
         context=t.parallel.context,
     )
 
@@ -172,8 +163,6 @@ def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, f
                 f"set training.micro_batch_size={size} (now {layout.sequences} per device)"
             )
             break
-    if memory(model, settings.train_length, layout)["batches"] > USED * free:
-        fixes.append(f"lower training.batch_size (now {layout.step_sequences})")
     if layout.checkpointing != "full":
         fixes.append("set training.parallel.activation_checkpointing=true")
     if layout.sharded:

@@ -1,10 +1,11 @@
 """The batches of a run: read ahead in a thread, and split into micro-batches on the device."""
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
-from queue import SimpleQueue
+from itertools import islice
 
 from torch import Tensor
 
@@ -119,32 +120,13 @@ def step_batches(
 def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
     """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are
     raised in their step."""
-    # An executor would cost the consumer about 60 microseconds per step.
-    wanted: SimpleQueue[int | None] = SimpleQueue()
-    done: SimpleQueue[Batch | BaseException] = SimpleQueue()
-
-    def work() -> None:
-        while (step := wanted.get()) is not None:
-            try:
-                done.put(read(step))
-            except BaseException as error:
-                done.put(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        for step in range(start, stop + AHEAD):
-            if step < stop:
-                wanted.put(step)
-            if step < start + AHEAD:
-                continue
-            batch = done.get()
-            if isinstance(batch, BaseException):
-                raise batch
+    steps = iter(range(start, stop))
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        batches = deque(thread.submit(read, step) for step in islice(steps, AHEAD))
+        while batches:
+            batch = batches.popleft().result()
+            batches.extend(thread.submit(read, step) for step in islice(steps, 1))
             yield batch
-    finally:
-        wanted.put(None)
-        thread.join()
 
 
 def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:
