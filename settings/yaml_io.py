@@ -27,7 +27,6 @@ _SCALARS = (
         "-+.0123456789",
     ),
 )
-MAX_VALUES = 100_000  # in one text; nested aliases can expand to any number
 # characters that are invalid in paths and in UTF-8 files
 _INVALID = re.compile("[\0\ud800-\udfff]")
 
@@ -40,22 +39,10 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str):
         super().__init__(text)
         self.lines: dict[tuple, int] = {}
-        self._count = 0
 
-    def build(
-        self,
-        node: yaml.Node,
-        path: tuple,
-        above: tuple[yaml.Node, ...] = (),
-    ) -> object:
-        self._count += 1
-        if self._count > MAX_VALUES:
-            raise _invalid(node, f"more than {MAX_VALUES:,} values with its aliases")
-        if any(node is other for other in above):
-            raise _invalid(node, "an alias that contains itself")
-        above = (*above, node)
+    def build(self, node: yaml.Node, path: tuple) -> object:
         if isinstance(node, yaml.SequenceNode):
-            return [self.build(child, (*path, i), above) for i, child in enumerate(node.value)]
+            return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             return self._scalar(node)
         built = {}
@@ -69,7 +56,7 @@ class _Loader(yaml.SafeLoader):
                 text = f"'{key_node.value}' is given twice (first on line {first}); keep one"
                 raise _invalid(key_node, text)
             self.lines[key] = key_node.start_mark.line + 1
-            built[key_node.value] = self.build(value_node, key, above)
+            built[key_node.value] = self.build(value_node, key)
         return built
 
     def _scalar(self, node: yaml.Node) -> object:
