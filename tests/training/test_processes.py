@@ -519,7 +519,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, capsys):
 
 def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path):
     """As on a single GPU: validation, samples and checkpoints of blocks gathered in bfloat16."""
-    overrides.append("training.precision=bfloat16")
+    overrides += ["training.precision=bfloat16", "training.samples.tokens=1"]
     assert trained(*overrides, "--run-dir", tmp_path / "whole") == 0
     overrides += ["training.parallel={sharding: full, processes: 1}"]
     assert shared(1, lambda: trained(*overrides, "--run-dir", tmp_path / "sharded")) == [0]
