@@ -6,7 +6,7 @@ change as a trained checkpoint allows at test time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from errors import TrainingError
 from model import ModelError, ModelSettings
@@ -23,6 +23,7 @@ class Stage:
     model: ModelSettings
     length: int  # tokens of a window
     batch_size: int  # windows of a step, all ranks
+    micro_batch_size: int = field(compare=False)  # windows per device and forward pass
     overrides: tuple[str, ...] = ()  # of the positional scheme, new in this stage
     warmup: int = 0  # updates in which the learning rate rises again
     is_resized: bool = False  # length or batch size differ from the stage before
@@ -51,6 +52,8 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     stages = []
     start = 0
     entries = settings.training.stages or [StageSettings()]
+    # as many tokens as training.micro_batch_size windows of train_length have
+    micro_batch_tokens = (settings.training.micro_batch_size or 0) * settings.train_length
     for i, (stage, size) in enumerate(zip(entries, settings.segments, strict=True)):
         where = f"training.stages.{i}"
         warmup = as_steps(stage.warmup, settings.steps)
@@ -79,6 +82,9 @@ def stages_of(settings: RunSettings) -> list[Stage]:
                     model=current.model,
                     length=size.length,
                     batch_size=size.batch_size,
+                    micro_batch_size=max(1, micro_batch_tokens // size.length)
+                    if micro_batch_tokens
+                    else size.batch_size,
                     overrides=tuple(stage.overrides),
                     warmup=warmup,
                     is_resized=resized,
@@ -108,7 +114,7 @@ def last_trained(settings: RunSettings, step: int) -> tuple[RunSettings, str]:
 
 
 class TrainingSchedule:
-    """The stage, the learning rates and the micro-batch size of every step of a run."""
+    """The stage and the learning rates of every step of a run."""
 
     def __init__(self, settings: RunSettings):
         t = settings.training
@@ -116,7 +122,6 @@ class TrainingSchedule:
         self.steps = settings.steps
         self._lr_schedule = t.lr_schedule
         self._peaks = t.optimizer.rates
-        self._micro_batch_tokens = (t.micro_batch_size or 0) * settings.train_length
 
     def stage(self, step: int) -> Stage:
         """The stage of the update after `step` others."""
@@ -130,9 +135,3 @@ class TrainingSchedule:
             name: self._lr_schedule.rate(peak, step, self.steps) * rise
             for name, peak in self._peaks.items()
         }
-
-    def micro_batch_size(self, stage: Stage) -> int:
-        """Sequences per device and forward pass: as many tokens as training.micro_batch_size
-        sequences of train_length have; by default the whole batch."""
-        tokens = self._micro_batch_tokens
-        return max(1, tokens // stage.length) if tokens else stage.batch_size

@@ -47,9 +47,10 @@ class Checkpointer:
         run = self._run
         parallel = run.parallel
         metrics.read()
+        carried = state.carried_rows(parallel)
         with error_barrier(parallel, "save"):
             metrics.sync()
-        snapshot = state.capture(parallel)
+            snapshot = state.capture(carried)
         snapshot.state["tokens"] = run.settings.tokens_after(state.step)
         save_snapshot(run.folder, snapshot, parallel)
         with error_barrier(parallel, "save"):

@@ -122,7 +122,7 @@ def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) 
     schedule = TrainingSchedule(settings)
     stage = max(schedule.stages, key=lambda stage: stage.length)
     size = min(
-        schedule.micro_batch_size(stage),
+        stage.micro_batch_size,
         stage.batch_size // parallel.data_world,
         max(1, MEASURED_TOKENS // stage.length),
     )

@@ -109,7 +109,7 @@ def step_batches(
 
     for step, batch in enumerate(read_ahead(read, start, schedule.steps), start):
         stage = schedule.stage(step)
-        parts = micro_batches(batch, schedule.micro_batch_size(stage), stage.length, parallel)
+        parts = micro_batches(batch, stage.micro_batch_size, stage.length, parallel)
         facts: dict = {"targets": batch.n_targets}
         if batch.passes:
             facts["passes"] = batch.passes

@@ -1,6 +1,6 @@
 """The state of a run in training: what a checkpoint saves and restores."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -230,19 +230,22 @@ class TrainState:
             self.guard.begin_stage()
         self.optimizer.set_learning_rates(batch.rates)
 
-    def capture(self, parallel: ProcessGroup = ALONE) -> Snapshot:
-        """The content of a checkpoint; its tensors share the memory of this state. Every process
-        must call it."""
+    def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
+        """What the sequences of all processes carry, on the host. Every process must call it."""
+        if self.carried is None:
+            return {}
+        parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
+        return {f"{CARRIED}{name}": torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Snapshot:
+        """The content of a checkpoint; its tensors share the memory of this state. `carried` is
+        that of `carried_rows`."""
         optimizer = self.optimizer.saved_tensors()
         optimizer[f"{GENERATOR}cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
             for i, generator in enumerate(torch.cuda.get_rng_state_all()):
                 optimizer[f"{GENERATOR}cuda{i}"] = generator
-        if self.carried is not None:  # what the sequences of all processes carry
-            parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
-            for name in parts[0]:
-                optimizer[f"{CARRIED}{name}"] = torch.cat([part[name] for part in parts])
-        tensors = {"model": weights_of(self.model), "optimizer": optimizer}
+        tensors = {"model": weights_of(self.model), "optimizer": optimizer | dict(carried or {})}
         if self.ema is not None:
             tensors["average"] = self.ema.means
         return Snapshot(

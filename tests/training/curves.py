@@ -50,7 +50,7 @@ class Training:
         parallel = self.parallel
         stage = self._schedule.stage(number)
         batch = self._sampler.batch(number, parallel.data_rank, parallel.data_world)
-        size = self._schedule.micro_batch_size(stage)
+        size = self._stage.micro_batch_size
         parts = micro_batches(batch, size, stage.length, parallel)
         step = StepBatch(stage, parts, batch.n_targets)
         t = self.settings.training
@@ -59,7 +59,8 @@ class Training:
 
     def save(self, folder) -> None:
         """As the Checkpointer does. Every process calls it."""
-        save_snapshot(folder, self.state.capture(self.parallel), self.parallel)
+        carried = self.state.carried_rows(self.parallel)
+        save_snapshot(folder, self.state.capture(carried), self.parallel)
         self.parallel.wait()
 
 
