@@ -12,7 +12,6 @@ from data import check_texts, is_prepared
 from data.sampling.segments import SegmentPlan
 from errors import TrainingError
 from model import TokenPositions, Transformer
-from model.devices import free_memory
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.process_group import ProcessGroup
@@ -20,7 +19,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import TrainingSchedule
 from run_directory.training_settings import TrainingSettings
 from training.description import describe_parent, describe_run
-from training.memory_estimate import fixes_for, memory, model_and_layout, size_text
+from training.memory_estimate import MemoryEstimate, size_text
 from training.micro_batches import MicroBatch, StepBatch
 from training.parallel import Parallel
 from training.setup import TrainingRun
@@ -79,19 +78,19 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     is_parent_gone = settings.parent is not None and parent is None  # the run has its text
     if not is_parent_gone and not is_prepared(settings.data):
         check_texts(settings.data)
-    model, layout = model_and_layout(settings, run.parallel, parent)
-    parts = memory(model, settings.train_length, layout)
-    needed = sum(parts.values())
-    free = free_memory(run.parallel.device)
-    fits = is_planned or needed <= free
+    estimate = MemoryEstimate(settings, run.parallel, parent)
+    model = estimate.model
+    fits = is_planned or estimate.needed <= estimate.free
+    parts = (f"{name} {size_text(n)}" for name, n in estimate.parts.items() if n)
     rows = describe_run(settings, model)
-    rows.append(("memory on each device", f"about {size_text(needed)}"))
-    rows.append(("of which", ", ".join(f"{name} {size_text(n)}" for name, n in parts.items() if n)))
+    rows.append(("memory on each device", f"about {size_text(estimate.needed)}"))
+    rows.append(("of which", ", ".join(parts)))
     if is_planned:
-        flops = flops_left(settings, model) * RECOMPUTED[layout.checkpointing] / layout.world
+        recomputed = RECOMPUTED[settings.training.parallel.checkpointing]
+        flops = flops_left(settings, model) * recomputed / options.world
         rows.append(("training FLOPs, each device", f"{flops:.3g}"))
     else:
-        rows.append(("free memory", size_text(free)))
+        rows.append(("free memory", size_text(estimate.free)))
     if fits and not is_planned:
         left = settings.trained_tokens - settings.tokens_after(settings.first_step)
         seconds = left / tokens_per_second(run, model.vocab_size, train_step)
@@ -102,7 +101,7 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
         return 0
     run.console.table("forecast", ["", ""], rows)
     if not fits:
-        run.console.warn(f"this will not fit: {fixes_for(model, settings, layout, free)}")
+        run.console.warn(f"this will not fit: {estimate.fixes}")
     return 0 if fits else 1
 
 

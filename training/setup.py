@@ -37,7 +37,7 @@ from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
 from training.description import describe_parent, describe_run
 from training.hardware import peak_memory
-from training.memory_estimate import check_memory
+from training.memory_estimate import MemoryEstimate
 from training.micro_batches import make_sampler
 from training.parallel import Parallel, autocast_type
 from training.stop_requests import StopRequests
@@ -124,7 +124,7 @@ class TrainingRun:
         """
         parallel = self.parallel
         if not self.options.force:
-            check_memory(self.settings, parallel, self.parent)
+            MemoryEstimate(self.settings, parallel, self.parent).check()
         with parallel.connected(), ExitStack() as stack:
             self.data = parallel.main_first(self._open_data)
             if self.parent is not None:

@@ -2,7 +2,6 @@
 
 import io
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,7 @@ from tests.training.tiny import trained
 from training import dry_run, memory_estimate
 from training.checks import check_model, check_processes
 from training.hardware import known_peak
-from training.memory_estimate import MemoryLayout, fixes_for, gathered_keys
+from training.memory_estimate import MemoryEstimate, activations, gathered_keys, memory
 from training.train_options import parse_options
 
 CONFIGS = ROOT / "configs"
@@ -112,31 +111,41 @@ def test_options_that_are_settings(tmp_path):
 # Memory and time
 
 SHAPE = ["train_length=64", "model.dim=64", "model.heads=2", "model.layers=3"]
-LAYOUT = MemoryLayout(world=1, sharded=False, sequences=8, half=False)
+
+
+def devices(world: int = 1, sharded: bool = False, half: bool = False) -> SimpleNamespace:
+    """GPUs that share a run."""
+    return SimpleNamespace(
+        world=world,
+        data_world=world,
+        sharded=sharded,
+        autocast_dtype=torch.bfloat16 if half else None,
+        device=torch.device("cpu"),
+        device_type="cuda",
+        gather=lambda value: [value],
+    )
 
 
 def test_memory_of_weights_optimizer_and_average():
-    model = meta_model(load(*SHAPE), 258)
+    plain = load(*SHAPE)
+    averaged = load(*SHAPE, "training.ema={}")
+    model = meta_model(plain, 258)
     p = model.parameter_count()
-    for split, layout in (
-        (1, replace(LAYOUT, mean=True)),
-        (4, MemoryLayout(4, True, 2, half=False, mean=True)),
-    ):
-        needed = memory_estimate.memory(model, 64, layout)
+    for split, group in ((1, devices()), (4, devices(4, sharded=True))):
+        needed = memory(model, averaged, group, 8)
         keys = ("weights", "gradients", "moments", "mean")
         assert [needed[key] for key in keys] == [n * p / split for n in (4, 4, 8, 4)]
-    wide = memory_estimate.memory(model, 64, replace(LAYOUT, float_bytes=8))
-    narrow = memory_estimate.memory(model, 64, LAYOUT)
+    wide = memory(model, load(*SHAPE, "training.precision=float64"), devices(), 8)
+    narrow = memory(model, plain, devices(), 8)
     assert wide["weights"] == 8 * p
     assert wide["mean"] == 0
     assert wide["activations"] == 2 * narrow["activations"]
-    ddp = memory_estimate.memory(model, 64, replace(LAYOUT, world=2))
-    assert ddp["buckets"] == 4 * p
+    assert memory(model, plain, devices(2), 8)["buckets"] == 4 * p
     # Of the current and the next block in bfloat16, one block's gradients in both dtypes, and both
     # for the embedding, the head and the last norm, which stay.
     outer = 2 * 258 * 64 + 64
     block = (p - outer) / 3
-    sharded = memory_estimate.memory(model, 64, MemoryLayout(4, True, 2, half=True))
+    sharded = memory(model, plain, devices(4, sharded=True, half=True), 2)
     expected = (2 * 2 + 2 + 4) * block + (2 + 2 + 4) * outer
     assert sharded["whole blocks"] == pytest.approx(expected)
 
@@ -167,19 +176,17 @@ def test_activations_are_those_that_autograd_saves(case, lowest):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         model(ids(4, 64))
     used = sum(storage.nbytes() for storage in saved.values())
-    estimate = 4 * 64 * memory_estimate.activations(model, 64, LAYOUT)
+    estimate = 4 * 64 * activations(model, 64, "none", 4, 4)
     assert lowest < used / estimate < 1.1
 
 
 def test_gathered_keys_of_layers_with_a_window():
-    """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two
-    chunks."""
+    """Per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks."""
     sizes = ["train_length=64", "model={dim: 32, layers: 2, heads: 4, kv_heads: 2}"]
-    layout = MemoryLayout(4, False, 1, half=False, context=4)
 
     def numbers(position: str, length: int = 1024) -> float:
         model = make_model(load(*sizes, f"model.position={position}"), 50)
-        return gathered_keys(model, length, layout) / (2 * 2 * 16 * 4)
+        return gathered_keys(model, length, "none", 4) / (2 * 2 * 16)
 
     assert numbers("{name: rope}") == numbers("{name: rope, window: 10, sinks: 2}") == 1024 * 7 / 8
     assert numbers("{name: rope, window: 10}") == 18
@@ -188,22 +195,20 @@ def test_gathered_keys_of_layers_with_a_window():
 
 @pytest.mark.parametrize("sequences", [8, 32, 1])
 def test_suggested_size_is_the_largest_that_fits(sequences):
-    settings = load(*SHAPE)
-    model = meta_model(settings, 258)
-    layout = replace(LAYOUT, sequences=100)
-    needed = memory_estimate.memory(model, 64, replace(layout, sequences=sequences))
-    free = sum(needed.values()) / 0.89
-    assert f"micro_batch_size={sequences} (now 100" in fixes_for(model, settings, layout, free)
+    settings = load(*SHAPE, "training.batch_size=100")
+    estimate = MemoryEstimate(settings, devices(), None)
+    needed = memory(meta_model(settings, 258), settings, devices(), sequences)
+    estimate.free = sum(needed.values()) / 0.89
+    assert f"micro_batch_size={sequences} (now 100" in estimate.fixes
 
 
 def test_a_run_that_does_not_fit_is_refused(overrides, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 1000)
     assert trained(*overrides, "--dry-run") == 1
     printed = capsys.readouterr()
     assert "measured" not in printed.out
     assert "will not fit: set" not in printed.out
     assert "will not fit" in printed.err
-    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 1000)
     with pytest.raises(TrainingError, match="--force"):
         trained(*overrides, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
