@@ -47,16 +47,26 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class ParentRun:
-    """A run and the checkpoint of it that an extension run or a fork starts from."""
+    """A run and the checkpoint of it that an extension run or a fork starts from.
+
+    Attributes:
+        settings: at that checkpoint; for a fork, of the whole run.
+        about: the run's manifest.
+        inherited: the settings that those of the new run override, as JSON.
+        is_gone: it is what the manifest of the run that started from it records, which is `about`.
+    """
 
     folder: Path
-    settings: RunSettings  # at that checkpoint; for a fork, of the whole run
+    settings: RunSettings
     checkpoint: Checkpoint
-    about: dict  # the run's manifest
-    inherited: dict  # the settings that those of the new run override, as JSON
+    about: dict
+    inherited: dict
+    is_gone: bool = False
 
     def lineage(self, settings: RunSettings) -> list[dict]:
         """The ancestors of a run of these settings, nearest first: JSON for its manifest."""
+        if self.is_gone:
+            return self.about["lineage"]
         own = {
             "run": str(self.folder),
             "identity": self.about.get("identity"),
@@ -150,10 +160,8 @@ class ParentRun:
 def read_run_settings(
     overrides: Sequence[str], folder: Path | None = None
 ) -> tuple[RunSettings, ParentRun | None]:
-    """The settings of a run from files and overrides, on top of its parent's where it has one.
-
-    The parent is None for a run from scratch, and for an existing run in `folder` whose parent is
-    gone.
+    """The settings of a run from files and overrides, on top of its parent's where it has one. That
+    of an existing run in `folder` may be gone.
 
     Raises:
         ConfigError: invalid settings.
@@ -171,12 +179,10 @@ def read_run_settings(
     parent = None
     if folder is not None and is_run(folder) and not is_run(run):
         parent = _recorded_parent(Run(folder), run)
-    is_gone = parent is not None
     parent = parent or open_parent(run, given.get("checkpoint"), bool(given.get("fork")))
     settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
-    if is_gone:
-        return settings, None
-    parent.check(settings)
+    if not parent.is_gone:
+        parent.check(settings)
     return settings, parent
 
 
@@ -208,7 +214,7 @@ def _recorded_parent(run: Run, parent: Path) -> ParentRun | None:
     inherited = run.manifest["inherited"]
     settings = RunSettings.model_validate(inherited)
     checkpoint = Checkpoint(parent, own["step"], own["checkpoint_hash"])
-    return ParentRun(parent, settings, checkpoint, {}, inherited)
+    return ParentRun(parent, settings, checkpoint, run.manifest, inherited, is_gone=True)
 
 
 def with_table_length(

@@ -75,8 +75,8 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     run = TrainingRun(options, requests, make_parallel)
     settings = run.settings
     parent = run.parent
-    is_parent_gone = settings.parent is not None and parent is None  # the run has its text
-    if not is_parent_gone and not is_prepared(settings.data):
+    has_own_text = parent is not None and parent.is_gone
+    if not has_own_text and not is_prepared(settings.data):
         check_texts(settings.data)
     estimate = MemoryEstimate(settings, run.parallel, parent)
     model = estimate.model

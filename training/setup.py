@@ -24,7 +24,7 @@ from run_directory.checkpoints import (
     steps_of,
 )
 from run_directory.console import Console
-from run_directory.parent_run import read_run_settings
+from run_directory.parent_run import ParentRun, read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.precision import auto_precision, resolve_precision
 from run_directory.process_group import error_barrier
@@ -51,7 +51,7 @@ class TrainingRun:
     """A run whose settings are checked and whose processes are connected.
 
     Attributes:
-        parent: the run that it starts from; None where there is none, or it is gone.
+        parent: the run that it starts from; None: a run from scratch.
         folder: the run directory, which may not exist before `open`.
 
     In the block of `open`, also:
@@ -138,8 +138,8 @@ class TrainingRun:
                 if parallel.main:
                     stack.enter_context(self._locked())
                     self._create_or_resume(processes)
-                    if self.settings.parent is not None:
-                        self._write_first_checkpoint()
+                    if self.parent is not None and not steps_of(self.folder):
+                        self._write_first_checkpoint(self.parent)
             yield
 
     def _open_data(self) -> RunData:
@@ -150,7 +150,7 @@ class TrainingRun:
         """
         settings = self.settings
         parallel = self.parallel
-        if settings.parent is not None and self.parent is None:  # the run has its text
+        if self.parent is not None and self.parent.is_gone:
             data = Run.open(self.folder).open_data()
         else:
             if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
@@ -198,8 +198,6 @@ class TrainingRun:
         vocab_size = self.data.tokenizer.vocab_size
         if self.parent is not None:  # its vocabulary may be padded
             vocab_size = self.parent.about["vocab_size"]
-        elif settings.parent is not None:
-            vocab_size = Run.open(self.folder).vocab_size
         model = make_model(settings, vocab_size).initialize(settings.seed)
         is_double = settings.training.precision == "float64"
         return model.to(self.device, torch.float64 if is_double else torch.float32)
@@ -242,14 +240,10 @@ class TrainingRun:
             facts["inherited"] = self.parent.inherited
         self.run = Run.create(self.folder, settings, data.tokenizer, command, facts, processes)
 
-    def _write_first_checkpoint(self) -> None:
-        """Write the first checkpoint of an extension run or a fork that has none: the parent's as
-        it is, with its optimizer, for a fork; its weights as step 0 for an extension run. Called by
-        one process."""
-        parent = self.parent
-        if steps_of(self.folder):  # `resume` reports damaged ones
-            return
-        if parent is None:
+    def _write_first_checkpoint(self, parent: ParentRun) -> None:
+        """Write the first checkpoint of an extension run or a fork: the parent's as it is, with its
+        optimizer, for a fork; its weights as step 0 for an extension run. Called by one process."""
+        if parent.is_gone:
             raise TrainingError(
                 f"{self.folder} has no checkpoint, and its parent run is gone: restore parent.run"
             )
