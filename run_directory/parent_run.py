@@ -51,36 +51,36 @@ class ParentRun:
 
     Attributes:
         settings: at that checkpoint; for a fork, of the whole run.
-        about: the run's manifest.
+        manifest: of the run.
         inherited: the settings that those of the new run override, as JSON.
-        is_gone: it is what the manifest of the run that started from it records, which is `about`.
+        is_gone: it is what the run that started from it records in its `manifest`.
     """
 
     folder: Path
     settings: RunSettings
     checkpoint: Checkpoint
-    about: dict
+    manifest: dict
     inherited: dict
     is_gone: bool = False
 
     def lineage(self, settings: RunSettings) -> list[dict]:
         """The ancestors of a run of these settings, nearest first: JSON for its manifest."""
         if self.is_gone:
-            return self.about["lineage"]
+            return self.manifest["lineage"]
         own = {
             "run": str(self.folder),
-            "identity": self.about.get("identity"),
+            "identity": self.manifest.get("identity"),
             "step": self.checkpoint.step,
             "checkpoint_hash": self.checkpoint.hash,
             "tokens": self.checkpoint.state.get("tokens"),
             "train_length": self.settings.train_length,
-            "data": self.about.get("data"),
-            "mixture": self.about.get("mixture", []),
+            "data": self.manifest.get("data"),
+            "mixture": self.manifest.get("mixture", []),
             "changed": self.changed(settings),
         }
         if settings.is_fork:
             own["fork"] = True
-        return [own, *self.about.get("lineage", [])]
+        return [own, *self.manifest.get("lineage", [])]
 
     def changed(self, settings: RunSettings) -> list[str]:
         """Every setting that differs in the new run, one line each."""
@@ -144,7 +144,7 @@ class ParentRun:
         """Raise TrainingError where the text has another tokenizer or, in an extension run, no
         document of train_length."""
         own_hash = data.tokenizer.hash
-        parents = self.about["tokenizer_hash"]
+        parents = self.manifest["tokenizer_hash"]
         if own_hash != parents:
             raise TrainingError(
                 f"the text has another tokenizer ({own_hash[:12]}) than the parent's "

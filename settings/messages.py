@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -70,7 +70,9 @@ def problems_of(
         place = _Place(cls, tree, Accepted(group=cls))
         for i, part in enumerate(item["loc"], 1):
             is_missing = item["type"] == "missing" and i == len(item["loc"])
-            if is_missing or place.contains(part):  # others are names of union members
+            if place.accepts and part in place.accepts.choices and place.choice is None:
+                place = replace(place, choice=part)
+            elif is_missing or place.contains(part):  # others are names of union members
                 place = place.below(part)
         problems.setdefault(place.path, _message(place, item))
     # Of a union, pydantic reports every member: the innermost problem is the one to fix.
@@ -87,6 +89,7 @@ class _Place:
 
     Attributes:
         accepts: what is accepted there; None for an unknown key.
+        choice: the name of the choice that the value is.
         group: the settings class of the last key.
         siblings: the choices of which `group` is one, by name.
     """
@@ -95,6 +98,7 @@ class _Place:
     value: Any
     accepts: Accepted | None
     path: tuple = ()
+    choice: str | None = None
     group: Any = None
     siblings: dict[str, type[BaseModel]] = field(default_factory=dict)
 
@@ -115,12 +119,10 @@ class _Place:
         value = self.value[key] if self.contains(key) else None
         if self.accepts.inner is not None:
             return _Place(self.root, value, self.accepts.inner, path)
-        choices = self.accepts.choices
-        name = self.value.get("name")
-        group = choices.get(name, self.accepts.group)
+        siblings = self.accepts.choices if self.choice else {}
+        group: Any = siblings.get(self.choice, self.accepts.group)
         accepts = accepted(group, key) if key in group.model_fields else None
-        siblings = choices if name in choices else {}
-        return _Place(self.root, value, accepts, path, group, siblings)
+        return _Place(self.root, value, accepts, path, None, group, siblings)
 
 
 def _message(place: _Place, item: Any) -> str:

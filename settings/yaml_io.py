@@ -27,6 +27,7 @@ _SCALARS = (
         "-+.0123456789",
     ),
 )
+MAX_VALUES = 100_000  # in one text; nested aliases can expand to any number
 # characters that are invalid in paths and in UTF-8 files
 _INVALID = re.compile("[\0\ud800-\udfff]")
 
@@ -39,8 +40,12 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str):
         super().__init__(text)
         self.lines: dict[tuple, int] = {}
+        self._count = 0
 
     def build(self, node: yaml.Node, path: tuple) -> object:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise _invalid(node, f"more than {MAX_VALUES:,} values with its aliases")
         if isinstance(node, yaml.SequenceNode):
             return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):

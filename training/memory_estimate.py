@@ -15,6 +15,7 @@ from training.parallel import Parallel
 DOUBLE = 8
 FLOAT = 4
 HALF = 2
+BATCH = 48  # per token: int64 tokens and targets of this batch, the next, and one in transfer
 USED = 0.9  # share of the free memory that suggested sizes may use
 
 
@@ -29,11 +30,11 @@ class MemoryEstimate:
     """
 
     def __init__(self, settings: RunSettings, parallel: Parallel, parent: ParentRun | None):
-        vocabulary = parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
+        vocabulary = parent.manifest["vocab_size"] if parent else expected_vocabulary(settings.data)
         self._settings = settings
         self._parallel = parallel
         self.model = meta_model(settings, vocabulary)
-        most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
+        most = windows_of_a_step(settings)
         own = -(-most // parallel.data_world)
         self.sequences = min(settings.training.micro_batch_size or most, own)
         self.parts = memory(self.model, settings, parallel, self.sequences)
@@ -51,6 +52,8 @@ class MemoryEstimate:
                 size = f"{1 << power} (now {self.sequences} per device)"
                 fixes.append(f"set training.micro_batch_size={size}")
                 break
+        if self.parts.get("batches", 0) > USED * self.free:
+            fixes.append(f"lower training.batch_size (now {t.batch_size})")
         if t.parallel.checkpointing != "full":
             fixes.append("set training.parallel.activation_checkpointing=true")
         if self._parallel.sharded:
@@ -106,10 +109,17 @@ def memory(
     if context > 1:
         gathered = gathered_keys(model, length, checkpointing, context)
         needed["gathered keys"] = sequences * low * gathered
+    if parallel.device_type == "cpu":  # which the batches share with the model
+        needed["batches"] = BATCH * length * windows_of_a_step(settings) / parallel.world
     # three float32 copies of the rows of logits that are computed at once
     most = LOGITS_AT_ONCE.get(parallel.device_type, 1 << 25) // model.vocab_size + 1
     needed["logits"] = 3.0 * min(most, tokens) * model.vocab_size * FLOAT
     return needed
+
+
+def windows_of_a_step(settings: RunSettings) -> int:
+    """Windows of train_length that have as many tokens as the largest step, on all devices."""
+    return max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
 
 
 def activations(

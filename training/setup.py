@@ -197,7 +197,7 @@ class TrainingRun:
         settings = self.settings
         vocab_size = self.data.tokenizer.vocab_size
         if self.parent is not None:  # its vocabulary may be padded
-            vocab_size = self.parent.about["vocab_size"]
+            vocab_size = self.parent.manifest["vocab_size"]
         model = make_model(settings, vocab_size).initialize(settings.seed)
         is_double = settings.training.precision == "float64"
         return model.to(self.device, torch.float64 if is_double else torch.float32)

@@ -50,7 +50,7 @@ class Training:
         parallel = self.parallel
         stage = self._schedule.stage(number)
         batch = self._sampler.batch(number, parallel.data_rank, parallel.data_world)
-        size = self._stage.micro_batch_size
+        size = stage.micro_batch_size
         parts = micro_batches(batch, size, stage.length, parallel)
         step = StepBatch(stage, parts, batch.n_targets)
         t = self.settings.training

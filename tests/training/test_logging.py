@@ -87,7 +87,7 @@ def test_corrupted_line_is_named(file, line):
     with pytest.raises(TrainingError, match=r"metrics.jsonl:1: not a line of metrics"):
         read_metrics(file)
     file.write_bytes(content + line)
-    with pytest.raises(TrainingError, match="its last line is not a line of metrics"):
+    with pytest.raises(TrainingError, match=r"metrics.jsonl:3: not a line of metrics"):
         MetricsFile(file, 1)
 
 

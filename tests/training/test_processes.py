@@ -624,7 +624,9 @@ def test_signal_to_one_rank_saves_and_requeues_all_ranks(results):
 
 
 def test_errors_of_one_rank_end_all_ranks_with_its_message(results):
-    torn = f"{results[0]}/failing/metrics.jsonl: its last line is not a line of metrics; remove it"
+    file = results[0] / "failing" / "metrics.jsonl"
+    last = len(file.read_bytes().splitlines())
+    torn = f"{file}:{last}: not a line of metrics; remove it"
     for name, main, other in (
         ("failing", f"error: {torn}", f"error: (process 1) process 0 could not begin: {torn}"),
         ("failing last", "error: failed last", "error: (process 1) process 0: failed last"),
