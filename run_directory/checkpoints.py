@@ -113,7 +113,7 @@ def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) ->
         parts = group.gather(written)
         with error_barrier(group, "save"):
             if group.rank == 0:
-                files = {name: about for part in parts for name, about in part.items()}
+                files = {name: record for part in parts for name, record in part.items()}
                 digest = _seal(draft, snapshot.step, files)
                 _put_in_place(draft, folder)
     return Checkpoint(folder, snapshot.step, group.gather(digest)[0])
@@ -173,8 +173,8 @@ def _write(run: Path, draft: Path, snapshot: Snapshot, group: ProcessGroup) -> d
         if (file := write_tensors(draft, kind, tensors, group)) is not None:
             written.append(file)
     if group.rank == 0:
-        about = {"step": snapshot.step, "state": snapshot.state}
-        write_json(draft / STATE, about, allow_nan=False)
+        record = {"step": snapshot.step, "state": snapshot.state}
+        write_json(draft / STATE, record, allow_nan=False)
         written.append(draft / STATE)
     files = {}
     for file in written:

@@ -48,10 +48,10 @@ def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
 def defaults(cls: type[BaseModel]) -> dict[str, Any]:
     """The default of every setting that has one, as a tree below files and overrides."""
     tree = {}
-    for key, about in cls.model_fields.items():
+    for key, info in cls.model_fields.items():
         accepts = accepted(cls, key)
-        if not about.is_required():
-            value = default_of(about)
+        if not info.is_required():
+            value = default_of(info)
             tree[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
         elif accepts.group is not None and not accepts.null:
             tree[key] = defaults(accepts.group)

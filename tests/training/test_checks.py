@@ -10,7 +10,6 @@ import torch
 from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
 from run_directory.run_settings import ParentSettings, RunSettings
-from run_directory.training_settings import ValidationSettings
 from settings.load import load_settings
 from tests.files import ROOT
 from tests.model.zoo import build, ids
@@ -83,21 +82,6 @@ def test_work_that_cannot_be_divided_is_rejected(overrides, processes, message):
     parallel = SimpleNamespace(data_world=groups, sharded=message is None or "sharding" in message)
     with refused(message):
         check_processes(settings, parallel)
-
-
-@pytest.mark.parametrize(
-    ("settings", "steps", "expected"),
-    [
-        ({"interval": "auto"}, 600, {120, 240, 250, 360, 480, 500, 600}),
-        ({"interval": "auto"}, 3, {1, 2, 3}),
-        ({"interval": 50, "at": [0.25, 0.001, 3, 50]}, 100, {1, 3, 25, 50, 100}),
-        ({"at": [101]}, 100, r"validation\.at has 101, and the run 100 steps"),
-    ],
-)
-def test_validation_steps(settings, steps, expected):
-    message = expected if isinstance(expected, str) else ""
-    with pytest.raises(ValueError, match=message) if message else nullcontext():
-        assert ValidationSettings(**settings).steps(steps) == expected
 
 
 def test_options_that_are_settings(tmp_path):
