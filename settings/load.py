@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,7 +65,7 @@ def setting_before_validation(arguments: Sequence[str], key: str) -> object:
     return SettingsLayers(arguments).tree.get(key)
 
 
-def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]:
+def dropped_settings(settings: StrictSettings, arguments: Sequence[str]) -> list[str]:
     """A warning for each value in a file that a later choice by name dropped, where setting it
     after that choice would change the settings."""
     warnings = []
@@ -92,13 +93,14 @@ def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]
 
 def _at(settings: object, path: Sequence, default: object = None) -> Any:
     """The value at a path below some settings."""
+    value: Any = settings
     for key in path:
         try:
-            is_tree = isinstance(settings, (dict, list))
-            settings = settings[key] if is_tree else getattr(settings, str(key))
+            is_tree = isinstance(value, (dict, list))
+            value = value[key] if is_tree else getattr(value, str(key))
         except (LookupError, TypeError, AttributeError):
             return default
-    return settings
+    return value
 
 
 def is_override(argument: str) -> bool:
@@ -143,11 +145,11 @@ class SettingsLayers:
         self.dropped: dict[tuple, tuple[object, str]] = {}
         self._overrides: list[tuple[tuple, str]] = []
         files, overrides = split_arguments(arguments)
-        steps = [(self._apply_file, Path(file)) for file in files]
-        steps += [(self._apply_override, override) for override in overrides]
-        for apply, argument in steps:
+        steps = [partial(self._apply_file, Path(file)) for file in files]
+        steps += [partial(self._apply_override, override) for override in overrides]
+        for apply in steps:
             try:
-                apply(argument)
+                apply()
             except ConfigError as error:
                 self.problems.append(str(error))
 

@@ -53,7 +53,7 @@ def nearest(name: object, known: Iterable[str], cutoff: float = 0.7) -> str:
     by_end: dict[str, str] = {}
     for full in known:
         by_end.setdefault(full.rpartition(".")[2], full)
-    if (alias := _BY_ALIAS.get(str(name))) in by_end.values():
+    if (alias := _BY_ALIAS.get(str(name), "")) in by_end.values():
         return alias
     close = difflib.get_close_matches(str(name), by_end, n=1, cutoff=cutoff)
     return by_end[close[0]] if close else ""
@@ -120,7 +120,7 @@ class _Place:
         if self.accepts.inner is not None:
             return _Place(self.root, value, self.accepts.inner, path)
         siblings = self.accepts.choices if self.choice else {}
-        group: Any = siblings.get(self.choice, self.accepts.group)
+        group: Any = siblings[self.choice] if self.choice else self.accepts.group
         accepts = accepted(group, key) if key in group.model_fields else None
         return _Place(self.root, value, accepts, path, None, group, siblings)
 

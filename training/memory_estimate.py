@@ -84,7 +84,7 @@ def memory(
     checkpointing = t.parallel.checkpointing
     context = t.parallel.context
     p = model.parameter_count()
-    blocks = sum(weight.numel() for weight in model.layers.parameters())
+    blocks = sum(weight.numel() for block in model.layers for weight in block.parameters())
     size = DOUBLE if t.precision == "float64" else FLOAT
     low = size if parallel.autocast_dtype is None else HALF  # in matrix products
     state = size * p / (parallel.world if parallel.sharded else 1)

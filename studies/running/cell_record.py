@@ -59,7 +59,9 @@ class CellRecord:
         self._current: set[str] = set()  # evaluations done under the current settings
 
     def _results(self, evaluation: PlannedEvaluation) -> Path:
-        return self.plan.run / "evaluation" / evaluation.settings.folder / "results.json"
+        folder = evaluation.settings.folder
+        assert folder is not None  # the plan sets it
+        return self.plan.run / "evaluation" / folder / "results.json"
 
     def is_evaluated(self, evaluation: PlannedEvaluation, identity: str) -> bool:
         """Whether intact results of an evaluation with this `identity_of` exist."""

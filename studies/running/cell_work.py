@@ -74,6 +74,7 @@ class CellWork:
         return self.call.corpora.arguments(self.plan, evaluation)
 
     def _identity(self, evaluation: PlannedEvaluation) -> str:
+        assert self.checkpoint is not None
         return identity_of(evaluation, self._extra(evaluation), self.checkpoint)
 
     def _timed(self, name: str, work: Callable[[], None]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from data import PreparedData
 from data.files import canonical_hash
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.methods import TRAINED, TRUNCATE
@@ -97,7 +98,7 @@ class StudyForecast:
         if isinstance(settings, EvaluationSettings):
             prepared = self.corpora.of_evaluation(plan, evaluation)
             documents = settings.documents
-            if prepared is not None:
+            if isinstance(prepared, PreparedData):
                 store = prepared.valid if settings.split == "valid" else prepared.train
                 documents = min(documents, store.n_documents)
             tokens = documents * settings.spans_per_document * sum(plan.lengths_of(settings))

@@ -623,6 +623,14 @@ def test_signal_to_one_rank_saves_and_requeues_all_ranks(results):
     assert steps_of(folder) == [lines(folder, "train")[-1]["step"]]  # nothing is lost
 
 
+def test_only_one_rank_hashes_the_text_of_a_resumed_run(results):
+    pair = results[1]["resumed"]
+    assert pair["statuses"] == [0, 0], pair["logs"]
+    main, other = pair["verified"]
+    assert len(set(main)) == len(main) == 2  # training and validation text
+    assert other == []
+
+
 def test_errors_of_one_rank_end_all_ranks_with_its_message(results):
     file = results[0] / "failing" / "metrics.jsonl"
     last = len(file.read_bytes().splitlines())
