@@ -2,7 +2,7 @@
 
 import math
 
-from run_directory.checkpoints import find_checkpoint, prune, save_snapshot, steps_of
+from run_directory.checkpoints import find_checkpoint, prune, save_checkpoint, steps_of
 from run_directory.process_group import error_barrier
 from run_directory.stages import stage_of, stages_of
 from training.metrics import Metrics
@@ -50,9 +50,13 @@ class Checkpointer:
         carried = state.carried_rows(parallel)
         with error_barrier(parallel, "save"):
             metrics.sync()
-            snapshot = state.capture(carried)
-        snapshot.state["tokens"] = run.settings.tokens_after(state.step)
-        save_snapshot(run.folder, snapshot, parallel)
+            tensors = state.capture(carried)
+            record = {
+                "step": state.step,
+                "step_guard": state.guard.state(),
+                "tokens": run.settings.tokens_after(state.step),
+            }
+        save_checkpoint(run.folder, state.step, tensors, record, parallel)
         with error_barrier(parallel, "save"):
             if parallel.main:
                 kept = run.settings.training.checkpoint

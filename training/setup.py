@@ -17,10 +17,9 @@ from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
 from run_directory.checkpoints import (
-    Snapshot,
     clean_leftovers,
     copy_checkpoint,
-    save_snapshot,
+    save_checkpoint,
     steps_of,
 )
 from run_directory.console import Console
@@ -255,7 +254,7 @@ class TrainingRun:
             "model": weights_of(self.model),
             "optimizer": {"generator/cpu": torch.get_rng_state()},
         }
-        save_snapshot(self.folder, Snapshot(0, tensors, {"step": 0, "tokens": 0}))
+        save_checkpoint(self.folder, 0, tensors, {"step": 0, "tokens": 0})
 
     def announce(self, step: int) -> None:
         """Print the model, data and schedule before the first update, which is that after `step`

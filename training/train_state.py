@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model import Transformer
 from model.carried_state import CarriedState
-from run_directory.checkpoints import AVERAGE, Checkpoint, Snapshot
+from run_directory.checkpoints import AVERAGE, Checkpoint, Tensors
 from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import (
@@ -237,22 +237,18 @@ class TrainState:
         parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
         return {f"{CARRIED}{name}": torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Snapshot:
-        """The content of a checkpoint; its tensors share the memory of this state. `carried` is
-        that of `carried_rows`."""
-        optimizer = self.optimizer.saved_tensors()
+    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Tensors:
+        """The tensors of a checkpoint, which share the memory of this state. `carried` is that of
+        `carried_rows`."""
+        optimizer = self.optimizer.saved_tensors() | dict(carried or {})
         optimizer[f"{GENERATOR}cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
             for i, generator in enumerate(torch.cuda.get_rng_state_all()):
                 optimizer[f"{GENERATOR}cuda{i}"] = generator
-        tensors = {"model": weights_of(self.model), "optimizer": optimizer | dict(carried or {})}
+        tensors = {"model": weights_of(self.model), "optimizer": optimizer}
         if self.ema is not None:
             tensors["average"] = self.ema.means
-        return Snapshot(
-            step=self.step,
-            tensors=tensors,
-            state={"step": self.step, "step_guard": self.guard.state()},
-        )
+        return tensors
 
     def restore(self, checkpoint: Checkpoint, parallel: ProcessGroup = ALONE) -> None:
         """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the

@@ -9,7 +9,7 @@ import torch._dynamo
 from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
-from run_directory.checkpoints import save_snapshot
+from run_directory.checkpoints import save_checkpoint
 from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
 from run_directory.stages import TrainingSchedule
@@ -60,7 +60,7 @@ class Training:
     def save(self, folder) -> None:
         """As the Checkpointer does. Every process calls it."""
         carried = self.state.carried_rows(self.parallel)
-        save_snapshot(folder, self.state.capture(carried), self.parallel)
+        save_checkpoint(folder, self.state.step, self.state.capture(carried), group=self.parallel)
         self.parallel.wait()
 
 

@@ -34,7 +34,7 @@ def bits(state):
     """All tensors of a state, as bytes."""
     return {
         (kind, name): tensor.detach().clone().reshape(-1).view(torch.uint8)
-        for kind, tensors in state.capture().tensors.items()
+        for kind, tensors in state.capture().items()
         for name, tensor in tensors.items()
     }
 
