@@ -22,10 +22,10 @@ import torch
 
 from errors import REQUEUE
 from run_directory.stages import TrainingSchedule
-from run_directory.training_settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings, steps_every
 from settings.load import setting_before_validation
 from settings.script import run_main
-from training.checkpointer import Checkpointer, resume
+from training import checkpointer
 from training.hardware import peak_memory
 from training.metrics import Metrics, StepResult
 from training.micro_batches import StepBatch, step_batches
@@ -62,10 +62,10 @@ def train(run: TrainingRun) -> int:
     parallel = run.parallel
     t = run.settings.training
     state = TrainState.create(run.model, run.settings, parallel)
-    resume(run, state)
+    checkpointer.resume(run, state)
     run.announce(state.step)
     schedule = TrainingSchedule(run.settings)
-    checkpointer = Checkpointer(run)
+    checkpoint_steps = steps_every(t.checkpoint.interval, run.steps)
     is_complete = state.step == run.steps
 
     with Metrics(run, state) as metrics:
@@ -78,12 +78,12 @@ def train(run: TrainingRun) -> int:
             result = train_step(state, batch, parallel, t, run.requests)
 
             validates = state.step in validation.steps
-            saves = state.step in checkpointer.steps
+            saves = state.step in checkpoint_steps
             status = metrics.log(state, result, batch, wait=validates or saves)
             if validates:
                 validation.run(state)
             if saves or status:
-                checkpointer.save(state, metrics)
+                checkpointer.save(run, state, metrics)
             if status and state.step < run.steps:
                 run.report_stop(state.step)
                 return status

@@ -30,6 +30,11 @@ def as_steps(value: float, steps: int) -> int:
     return round(value * steps) if value < 1 else int(value)
 
 
+def steps_every(interval: int | None, steps: int) -> frozenset[int]:
+    """Every `interval` steps (None: none of them) of a run of `steps`, and its last step."""
+    return frozenset({steps, *range(interval or steps, steps + 1, interval or steps)})
+
+
 class AdamWBase(StrictSettings):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not
     update."""
@@ -399,7 +404,9 @@ class ValidationSettings(StrictSettings):
     def steps(self, steps: int) -> frozenset[int]:
         """The validation steps of a run of `steps`. Raises ValueError for one of `at` outside the
         run."""
-        chosen = {steps}
+        chosen = set(
+            steps_every(AUTO_INTERVAL if self.interval == "auto" else self.interval, steps)
+        )
         for share_or_step in self.at:
             step = max(1, as_steps(share_or_step, steps))
             if step > steps:
@@ -408,9 +415,6 @@ class ValidationSettings(StrictSettings):
                     "lower it"
                 )
             chosen.add(step)
-        interval = AUTO_INTERVAL if self.interval == "auto" else self.interval
-        if interval is not None:
-            chosen.update(range(interval, steps + 1, interval))
         if self.interval == "auto" and steps < LEAST_VALIDATIONS * AUTO_INTERVAL:
             chosen.update(i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
         return frozenset(chosen - {0})

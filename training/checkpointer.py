@@ -29,43 +29,31 @@ def resume(run: TrainingRun, state: TrainState) -> None:
     state.model.reposition(stage_of(stages_of(run.settings), state.step).model)
 
 
-class Checkpointer:
-    """Saves checkpoints of a run, and removes checkpoints that the settings do not
-    keep. Every process calls `save` after the same step; an error on one of them is raised on all.
-
-    steps: the steps after which the settings ask for a checkpoint.
-    """
-
-    def __init__(self, run: TrainingRun):
-        self._run = run
-        interval = run.settings.training.checkpoint.interval
-        self.steps = {*(range(interval, run.steps + 1, interval) if interval else ()), run.steps}
-
-    def save(self, state: TrainState, metrics: Metrics) -> None:
-        """Save the run after `state.step` updates. Where the loss is far above that of a uniform
-        prediction, no earlier checkpoint is removed."""
-        run = self._run
-        parallel = run.parallel
-        metrics.read()
-        carried = state.carried_rows(parallel)
-        with error_barrier(parallel, "save"):
-            metrics.sync()
-            tensors = state.capture(carried)
-            record = {
-                "step": state.step,
-                "step_guard": state.guard.state(),
-                "tokens": run.settings.tokens_after(state.step),
-            }
-        save_checkpoint(run.folder, state.step, tensors, record, parallel)
-        with error_barrier(parallel, "save"):
-            if parallel.main:
-                kept = run.settings.training.checkpoint
-                uniform = math.log(run.data.tokenizer.vocab_size)
-                has_diverged = metrics.loss > 2 * uniform
-                if has_diverged:
-                    run.console.warn(
-                        f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, "
-                        f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
-                    )
-                prune(run.folder, state.step, None if has_diverged else kept)
-        metrics.resume_clock()
+def save(run: TrainingRun, state: TrainState, metrics: Metrics) -> None:
+    """Save the run after `state.step` updates, and remove the checkpoints that the settings do not
+    keep; none where the loss is far above that of a uniform prediction. Every process must call it;
+    an error on one of them is raised on all."""
+    parallel = run.parallel
+    metrics.read()
+    carried = state.carried_rows(parallel)
+    with error_barrier(parallel, "save"):
+        metrics.sync()
+        tensors = state.capture(carried)
+        record = {
+            "step": state.step,
+            "step_guard": state.guard.state(),
+            "tokens": run.settings.tokens_after(state.step),
+        }
+    save_checkpoint(run.folder, state.step, tensors, record, parallel)
+    with error_barrier(parallel, "save"):
+        if parallel.main:
+            kept = run.settings.training.checkpoint
+            uniform = math.log(run.data.tokenizer.vocab_size)
+            has_diverged = metrics.loss > 2 * uniform
+            if has_diverged:
+                run.console.warn(
+                    f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, "
+                    f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
+                )
+            prune(run.folder, state.step, None if has_diverged else kept)
+    metrics.resume_clock()

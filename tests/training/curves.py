@@ -58,7 +58,7 @@ class Training:
         return metrics.loss, metrics.grad_norm
 
     def save(self, folder) -> None:
-        """As the Checkpointer does. Every process calls it."""
+        """As training.checkpointer does. Every process calls it."""
         carried = self.state.carried_rows(self.parallel)
         save_checkpoint(folder, self.state.step, self.state.capture(carried), group=self.parallel)
         self.parallel.wait()
