@@ -404,9 +404,8 @@ class ValidationSettings(StrictSettings):
     def steps(self, steps: int) -> frozenset[int]:
         """The validation steps of a run of `steps`. Raises ValueError for one of `at` outside the
         run."""
-        chosen = set(
-            steps_every(AUTO_INTERVAL if self.interval == "auto" else self.interval, steps)
-        )
+        interval = AUTO_INTERVAL if self.interval == "auto" else self.interval
+        chosen = set(steps_every(interval, steps))
         for share_or_step in self.at:
             step = max(1, as_steps(share_or_step, steps))
             if step > steps:

@@ -94,7 +94,9 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     if fits and not is_planned:
         left = settings.trained_tokens - settings.tokens_after(settings.first_step)
         seconds = left / tokens_per_second(run, model.vocab_size, train_step)
-        rows.append(("time", f"about {duration(seconds)} without validation, by a few steps"))
+        rows.append(
+            ("time", f"about {duration(seconds)} without validation, measured on a few steps")
+        )
     if parent is not None:
         rows += describe_parent(settings, parent)
     if not run.parallel.main:
