@@ -17,6 +17,7 @@ continues its optimizer, under other settings.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -39,6 +40,12 @@ from training.validation import Validation
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
+    status, _ = run_training(arguments)
+    return status
+
+
+def run_training(arguments: Sequence[str] | None = None) -> tuple[int, Path]:
+    """Train as the command line says; returns the exit status and the run directory."""
     assert __doc__
     options = parse_options(__doc__, arguments)
     if setting_before_validation(options.overrides, "parent") is not None:
@@ -46,15 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         options.overrides = with_imported_parent(options.overrides)
     with StopRequests() as requests:
+        run = TrainingRun(options, requests)
         if options.dry_run:
             from training.dry_run import dry_run
 
-            return dry_run(options, requests, train_step)
+            return dry_run(run, train_step), run.folder
         from evaluation.monitor import monitor_targets
 
-        run = TrainingRun(options, requests)
         with run.open(monitor_targets):
-            return train(run)
+            return train(run), run.folder
 
 
 def train(run: TrainingRun) -> int:

@@ -1,29 +1,22 @@
 """Prints parameters, memory and time of a run before it starts: `train.py --dry-run`."""
 
 import time
-from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from data import check_texts, is_prepared
 from data.sampling.segments import SegmentPlan
-from errors import TrainingError
 from model import TokenPositions, Transformer
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
-from run_directory.process_group import ProcessGroup
 from run_directory.run_settings import RunSettings
 from run_directory.stages import TrainingSchedule
-from run_directory.training_settings import TrainingSettings
 from training.description import describe_parent, describe_run
 from training.memory_estimate import MemoryEstimate, size_text
 from training.micro_batches import MicroBatch, StepBatch
-from training.parallel import Parallel
 from training.setup import TrainingRun
-from training.stop_requests import StopRequests
 from training.train_state import TrainState
 
 TrainStep = Callable[..., Any]  # train.train_step
@@ -34,35 +27,7 @@ MEASURED_STEPS = 3  # after one that compiles and allocates memory
 MEASURED_TOKENS = 1 << 13  # of a step on each device, or one sequence
 
 
-class PlannedProcesses(ProcessGroup):
-    """Process 0 of `world` processes with a GPU each, none of which exists."""
-
-    main = True
-    device = torch.device("cpu")
-    device_type = "cuda"
-    shard = None
-    autocast_dtype: torch.dtype | None = None
-
-    def __init__(self, t: TrainingSettings, world: int):
-        context = t.parallel.context
-        if world % context:
-            raise TrainingError(
-                f"training.parallel.context = {context} does not divide --world {world}"
-            )
-        if t.precision == "float64":
-            raise TrainingError("--world plans for bfloat16 or float32: set training.precision")
-        self.world = world
-        self.data_world = world // context
-        self.sharded = t.parallel.sharding == "full"
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.world
-
-    def agree(self, value: Any, what: str, fix: str) -> None:
-        """There is no other process to disagree."""
-
-
-def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -> int:
+def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
     """Print the size, memory and time of a run; returns the exit status, 1 where it does not fit.
 
     Args:
@@ -70,9 +35,7 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
 
     Raises DataError where its text does not exist.
     """
-    is_planned = options.world is not None
-    make_parallel = partial(PlannedProcesses, world=options.world) if is_planned else Parallel
-    run = TrainingRun(options, requests, make_parallel)
+    is_planned = run.options.world is not None
     settings = run.settings
     parent = run.parent
     has_own_text = parent is not None and parent.is_gone
@@ -87,7 +50,7 @@ def dry_run(options: Namespace, requests: StopRequests, train_step: TrainStep) -
     rows.append(("of which", ", ".join(parts)))
     if is_planned:
         recomputed = RECOMPUTED[settings.training.parallel.checkpointing]
-        flops = flops_left(settings, model) * recomputed / options.world
+        flops = flops_left(settings, model) * recomputed / run.parallel.world
         rows.append(("training FLOPs, each device", f"{flops:.3g}"))
     else:
         rows.append(("free memory", size_text(estimate.free)))

@@ -38,7 +38,7 @@ from training.description import describe_parent, describe_run
 from training.hardware import peak_memory
 from training.memory_estimate import MemoryEstimate
 from training.micro_batches import make_sampler
-from training.parallel import Parallel, autocast_type
+from training.parallel import Parallel, PlannedProcesses, autocast_type
 from training.stop_requests import StopRequests
 
 # The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023,
@@ -66,14 +66,9 @@ class TrainingRun:
     model: Transformer
     targets: Any
 
-    def __init__(
-        self,
-        options: Namespace,
-        requests: StopRequests,
-        make_parallel: Callable[..., Any] = Parallel,
-    ):
-        """Read the settings, join the other processes, and check what can be checked without
-        data. `make_parallel`: of the processes, or of stand-ins for a plan, which cannot `open`."""
+    def __init__(self, options: Namespace, requests: StopRequests):
+        """Read the settings, join the other processes, and check what can be checked without data.
+        With --world, the processes are only planned, and the run cannot `open`."""
         self.options = options
         self.requests = requests
         given = Path(options.run_dir) if options.run_dir else None
@@ -83,7 +78,9 @@ class TrainingRun:
         # The initial state of torch's generator is random and saved in checkpoints: a fixed seed
         # makes the checkpoints of equal runs equal.
         torch.manual_seed(settings.seed)
-        self.parallel: Parallel = make_parallel(t)
+        planned: Any = PlannedProcesses
+        is_real = options.world is None
+        self.parallel: Parallel = Parallel(t) if is_real else planned(t, options.world)
         self.device = self.parallel.device
         self.settings, self.folder = resolve_precision(
             settings,

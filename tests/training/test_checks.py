@@ -19,6 +19,7 @@ from training import dry_run, memory_estimate
 from training.checks import check_model, check_processes
 from training.hardware import known_peak
 from training.memory_estimate import MemoryEstimate, activations, gathered_keys, memory
+from training.setup import TrainingRun
 from training.train_options import parse_options
 
 CONFIGS = ROOT / "configs"
@@ -225,7 +226,7 @@ def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
     monkeypatch.setattr(dry_run, "duration", lambda total: printed.append(total) or "X")
     options = parse_options("", [*overrides, "--dry-run"])
     with redirect_stdout(io.StringIO()):
-        assert dry_run.dry_run(options, SimpleNamespace(), step) == 0
+        assert dry_run.dry_run(TrainingRun(options, SimpleNamespace()), step) == 0
     assert printed == [pytest.approx(12 * seconds)]
 
 
