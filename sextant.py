@@ -169,19 +169,11 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         run_dir: run directory; by default the one that train.py chooses.
     """
     _require_clone()
-    from interop.runs import with_imported_parent
-    from run_directory.parent_run import read_run_settings
-    from run_directory.precision import resolve_precision
-    from run_directory.run_names import run_folder
-
-    resolved = with_imported_parent(arguments)
-    if run_dir is None:
-        settings, _ = read_run_settings(resolved)
-        _, run_dir = resolve_precision(settings, lambda s: run_folder(s, resolved))
-    status = _train_script().main([*resolved, "--run-dir", str(run_dir)])
+    options = [] if run_dir is None else ["--run-dir", str(run_dir)]
+    status, folder = _train_script().run_training([*arguments, *options])
     if status:
         raise RuntimeError(f"training stopped with status {status}; repeat the call to resume it")
-    return load(run_dir)
+    return load(folder)
 
 
 @cache

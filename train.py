@@ -17,19 +17,20 @@ continues its optimizer, under other settings.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from run_directory.training_settings import TrainingSettings
+from errors import REQUEUE
+from run_directory.stages import TrainingSchedule
+from run_directory.training_settings import TrainingSettings, steps_every
 from settings.load import setting_before_validation
 from settings.script import run_main
-from training.announcement import announce, announce_end
-from training.checkpointer import Checkpointer, resume
+from training import checkpointer
 from training.hardware import peak_memory
-from training.metrics import Metrics, StepResult, reduce_step
+from training.metrics import Metrics, StepResult
 from training.micro_batches import StepBatch, step_batches
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule
 from training.setup import TrainingRun
 from training.stop_requests import StopRequests
 from training.train_options import parse_options
@@ -39,6 +40,12 @@ from training.validation import Validation
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
+    status, _ = run_training(arguments)
+    return status
+
+
+def run_training(arguments: Sequence[str] | None = None) -> tuple[int, Path]:
+    """Train as the command line says; returns the exit status and the run directory."""
     assert __doc__
     options = parse_options(__doc__, arguments)
     if setting_before_validation(options.overrides, "parent") is not None:
@@ -46,15 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         options.overrides = with_imported_parent(options.overrides)
     with StopRequests() as requests:
+        run = TrainingRun(options, requests)
         if options.dry_run:
             from training.dry_run import dry_run
 
-            return dry_run(options, requests, train_step)
+            return dry_run(run, train_step), run.folder
         from evaluation.monitor import monitor_targets
 
-        run = TrainingRun(options, requests)
         with run.open(monitor_targets):
-            return train(run)
+            return train(run), run.folder
 
 
 def train(run: TrainingRun) -> int:
@@ -62,10 +69,10 @@ def train(run: TrainingRun) -> int:
     parallel = run.parallel
     t = run.settings.training
     state = TrainState.create(run.model, run.settings, parallel)
-    resume(run, state)
-    announce(run, state)
+    checkpointer.resume(run, state)
+    run.announce(state.step)
     schedule = TrainingSchedule(run.settings)
-    checkpointer = Checkpointer(run)
+    checkpoint_steps = steps_every(t.checkpoint.interval, run.steps)
     is_complete = state.step == run.steps
 
     with Metrics(run, state) as metrics:
@@ -74,22 +81,22 @@ def train(run: TrainingRun) -> int:
             validation.run(state)
         run.begin_steps()
         for batch in step_batches(run.sampler, parallel, schedule, start=state.step):
-            rates = schedule.apply(state, batch.stage)
+            state.begin_step(batch)
             result = train_step(state, batch, parallel, t, run.requests)
 
             validates = state.step in validation.steps
-            saves = state.step in checkpointer.steps
-            status = metrics.log(state, result, batch, rates, wait=validates or saves)
+            saves = state.step in checkpoint_steps
+            status = metrics.log(state, result, batch, wait=validates or saves)
             if validates:
                 validation.run(state)
             if saves or status:
-                checkpointer.save(state, metrics)
+                checkpointer.save(run, state, metrics)
             if status and state.step < run.steps:
                 run.report_stop(state.step)
                 return status
         if not is_complete:
             metrics.write(run.steps, "end", peak_memory_bytes=peak_memory(run.device))
-    announce_end(run, validation.prompts)
+    run.announce_end(validation.prompts)
     return 0
 
 
@@ -102,7 +109,9 @@ def train_step(
 ) -> StepResult:
     """One update of the weights. Does not wait for the device."""
     nll = forward_backward(state, batch, parallel, t.z_loss)
-    nll, agreed = reduce_step(parallel, nll, requests.status)
+    exits = (requests.status > 0, requests.status == REQUEUE)
+    counts = [torch.full_like(nll, float(flag)) for flag in exits]
+    nll, *counts = parallel.sum(torch.stack([nll, *counts]))
     loss = nll / batch.n_targets
     grad_norm = state.optimizer.clip_grad_norm(t.grad_clip)
     decision = state.guard(loss, grad_norm)
@@ -113,7 +122,7 @@ def train_step(
     state.step += 1
     if state.ema:
         state.ema.update(state.step, decision.skip)
-    return StepResult.of(loss, grad_norm, agreed, decision)
+    return StepResult(loss, grad_norm, counts, decision)
 
 
 def forward_backward(

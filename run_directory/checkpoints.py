@@ -13,9 +13,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,22 +44,7 @@ _NAME = re.compile(r"step-(\d+)")
 _STATE = {"step": int, "state": dict}
 _MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The content of a checkpoint.
-
-    Attributes:
-        step: updates of the weights so far.
-        tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name.
-            Those of "optimizer" are `key/parameter name`, and the states of random generators.
-        state: the state of the training loop, JSON.
-    """
-
-    step: int
-    tensors: dict[str, dict[str, Tensor]]
-    state: dict = field(default_factory=dict)
+Tensors = Mapping[str, Mapping[str, Tensor]]  # by kind and name
 
 
 @dataclass(frozen=True)
@@ -98,26 +83,40 @@ def steps_of(run: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) -> Checkpoint:
-    """Save a checkpoint. Called by one process, or by every process of the `group` that shares a
-    sharded model. Other checkpoints do not change.
+def save_checkpoint(
+    run: Path,
+    step: int,
+    tensors: Tensors,
+    state: dict | None = None,
+    group: ProcessGroup = ALONE,
+) -> Checkpoint:
+    """Save a checkpoint. Called by every process of the `group`. Other checkpoints do not change.
+
+    Args:
+        step: updates of the weights so far.
+        tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name.
+            Those of "optimizer" are `key/parameter name`, and the states of random generators.
+        state: of the training loop, JSON.
 
     Raises TrainingError where the disk is full, and where a number is not finite, so that an
     unusable checkpoint never replaces a good one. An error on one process of the group is raised on
     all.
     """
-    folder = folder_of(run, snapshot.step)
+    folder = folder_of(run, step)
     digest = ""
-    with _draft(run, snapshot.step, group) as draft:
+    with _draft(run, step, group) as draft:
         with error_barrier(group, "save"):
-            written = _write(run, draft, snapshot, group)
+            written = _write_tensors(run, step, draft, tensors, group)
         parts = group.gather(written)
         with error_barrier(group, "save"):
             if group.rank == 0:
-                files = {name: about for part in parts for name, about in part.items()}
-                digest = _seal(draft, snapshot.step, files)
+                write_json(draft / STATE, {"step": step, "state": state or {}}, allow_nan=False)
+                files = _recorded(draft / STATE)
+                for part in parts:
+                    files |= part
+                digest = _seal(draft, step, files)
                 _put_in_place(draft, folder)
-    return Checkpoint(folder, snapshot.step, group.gather(digest)[0])
+    return Checkpoint(folder, step, group.gather(digest)[0])
 
 
 def save_weights(run: Path, step: int, model: nn.Module, state: dict | None = None) -> Checkpoint:
@@ -126,7 +125,7 @@ def save_weights(run: Path, step: int, model: nn.Module, state: dict | None = No
     Args:
         state: what the checkpoint records, any JSON object.
     """
-    return save_snapshot(run, Snapshot(step, {"model": weights_of(model)}, state or {}))
+    return save_checkpoint(run, step, {"model": weights_of(model)}, state)
 
 
 def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
@@ -160,38 +159,38 @@ def _draft(run: Path, step: int, group: ProcessGroup) -> Iterator[Path]:
         raise
 
 
-def _write(run: Path, draft: Path, snapshot: Snapshot, group: ProcessGroup) -> dict[str, dict]:
-    """Write this process's files of a checkpoint; returns size and hash of each."""
-    written = []
-    for kind, tensors in snapshot.tensors.items():
-        for name, tensor in tensors.items():
+def _write_tensors(
+    run: Path, step: int, draft: Path, tensors: Tensors, group: ProcessGroup
+) -> dict[str, dict]:
+    """Write this process's files of tensors; returns size and hash of each."""
+    written = {}
+    for kind, named in tensors.items():
+        for name, tensor in named.items():
             if (wrong := flaw(own_part(tensor), kind)) is not None:
                 raise TrainingError(
-                    f"{run}: step {snapshot.step} is not saved, {name} {wrong}; {_kept(run)}. The "
-                    "training has diverged: lower training.optimizer.lr or training.grad_clip in a "
-                    "new run"
+                    f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training "
+                    "has diverged: lower training.optimizer.lr or training.grad_clip in a new run"
                 )
-        written.append(write_tensors(draft, kind, tensors, group))
-    if group.rank == 0:
-        about = {"step": snapshot.step, "state": snapshot.state}
-        write_json(draft / STATE, about, allow_nan=False)
-        written.append(draft / STATE)
-    files = {}
-    for file in written:
-        sync(file)
-        files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
-    return files
+        if (file := write_tensors(draft, kind, named, group)) is not None:
+            written |= _recorded(file)
+    return written
+
+
+def _recorded(file: Path) -> dict[str, dict]:
+    """A file as the manifest records it, once it is on the disk."""
+    sync(file)
+    return {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size}}
 
 
 def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
     """Write the manifest of files already written; returns the hash of the checkpoint."""
     manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
-    manifest["hash"] = _digest(manifest)
+    manifest["hash"] = _hash_of(manifest)
     write_json(draft / MANIFEST, manifest, allow_nan=False)
     return manifest["hash"]
 
 
-def _digest(manifest: dict) -> str:
+def _hash_of(manifest: dict) -> str:
     """SHA-256 of a manifest without its own hash."""
     hashed = {key: value for key, value in manifest.items() if key != "hash"}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
@@ -257,7 +256,7 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
         manifest = read_object(folder / MANIFEST)
         files = dict(manifest["files"])
         is_complete = {WEIGHTS, STATE} <= {whole_name(name) for name in files}
-        if not is_complete or _digest(manifest) != manifest["hash"]:
+        if not is_complete or _hash_of(manifest) != manifest["hash"]:
             return f"{MANIFEST} is altered"
         if folder != folder_of(folder.parent.parent, manifest["step"]):
             return f"{MANIFEST} is that of step {manifest['step']}"
@@ -297,7 +296,35 @@ def find_checkpoint(
     Raises TrainingError where `step` is missing, and where the checkpoint is damaged. Writes
     nothing, as another process may be training the run.
     """
-    return while_training(run, lambda: _find(run, step, only, warn))
+
+    def find() -> Checkpoint | None:
+        steps = steps_of(run)
+        if not steps and step is None:
+            return None
+        if step not in (None, *steps):
+            known = ", ".join(map(str, steps)) or "none"
+            raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
+        found = steps[-1] if step is None else step
+        folder = folder_of(run, found)
+        if (problem := damage(folder, only)) is not None:
+            if not folder.exists():
+                raise FileNotFoundError(f"{folder} was removed while it was read")
+            found = newest_intact(run, only)
+            if found is None:
+                raise TrainingError(
+                    f"{folder}: {problem}; no checkpoint of the run is intact: restore one or "
+                    "train anew"
+                )
+            if warn is None or step is not None:
+                raise TrainingError(
+                    f"{folder}: {problem}; restore it, or move that folder away to use step "
+                    f"{found}, which is intact"
+                )
+            warn(f"{folder}: {problem}; going back to step {found}")
+            folder = folder_of(run, found)
+        return Checkpoint(folder, found, read_object(folder / MANIFEST)["hash"])
+
+    return while_training(run, find)
 
 
 def while_training(run: Path, read: Callable[[], T]) -> T:
@@ -320,37 +347,6 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
     raise TrainingError(
         f"{run}: checkpoints are replaced too fast to be read; raise training.checkpoint.keep"
     )
-
-
-def _find(
-    run: Path, step: int | None, only: tuple[str, ...] | None, warn: Callable[[str], None] | None
-) -> Checkpoint | None:
-    steps = steps_of(run)
-    if step is not None and step not in steps:
-        known = ", ".join(map(str, steps)) or "none"
-        raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
-    if not steps:
-        return None
-    wanted = steps[-1] if step is None else step
-    folder = folder_of(run, wanted)
-    if (problem := damage(folder, only)) is not None:
-        if not folder.exists():
-            raise FileNotFoundError(f"{folder} was removed while it was read")
-        intact = newest_intact(run, only)
-        if intact is None:
-            raise TrainingError(
-                f"{folder}: {problem}; no checkpoint of the run is intact: restore one or train "
-                "anew"
-            )
-        if warn is None or step is not None:
-            raise TrainingError(
-                f"{folder}: {problem}; restore it, or move that folder away to use step {intact}, "
-                "which is intact"
-            )
-        warn(f"{folder}: {problem}; going back to step {intact}")
-        wanted = intact
-        folder = folder_of(run, wanted)
-    return Checkpoint(folder, wanted, read_object(folder / MANIFEST)["hash"])
 
 
 def newest_intact(run: Path, only: tuple[str, ...] | None = None) -> int | None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from errors import printable
@@ -52,25 +53,13 @@ class Console:
         if self.quiet:
             yield Counter()
         elif sys.stderr.isatty() and self._screen is None:
-            progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=28),
-                TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:.0f}"),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(compact=True),
-                console=RichConsole(file=sys.stderr),
-            )
-            task = progress.add_task(printable(label).replace("[", r"\["), total=total, rate="")
-            self._screen = progress.console
-            try:
-                with progress:
-                    yield Counter(
-                        lambda counter: progress.update(
-                            task, completed=counter.done, rate=f"{_count(counter.rate)} {unit}/s"
-                        )
-                    )
-            finally:
-                self._screen = None
+            with Progress(console=RichConsole(file=sys.stderr)) as progress:
+                task = progress.add_task(escape(printable(label)), total=total)
+                self._screen = progress.console
+                try:
+                    yield Counter(lambda counter: progress.update(task, completed=counter.done))
+                finally:
+                    self._screen = None
         else:
             counter = Counter(lambda counter: self._progress_line(counter, label, total, unit))
             end = "stopped"
@@ -110,7 +99,7 @@ class Console:
                 justify="right" if cells and all(map(_numeric, cells)) else "left",
             )
         for row in rows:
-            table.add_row(*(printable(str(cell)).replace("[", r"\[") for cell in row))
+            table.add_row(*(escape(printable(str(cell))) for cell in row))
         out = _Piped(file=stream, highlight=False)
         if not stream.isatty():  # a log file has no width, so nothing is wrapped or truncated
             out.width = max(out.width, RichConsole(width=1 << 16).measure(table).maximum)

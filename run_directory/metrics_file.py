@@ -8,12 +8,9 @@ that step.
 import json
 import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from errors import TrainingError
-
-_BLOCK = 1 << 20  # bytes read from the end of a file; no line is longer
 
 
 class MetricsFile:
@@ -25,8 +22,10 @@ class MetricsFile:
 
     def __init__(self, file: Path, step: int):
         self.file = file
-        last = _repaired(file) if file.exists() else None
-        self.attempt = 1 + (last["attempt"] if last else 0)  # attempts of a file are ascending
+        self.attempt = 1
+        if file.exists():
+            _complete_last_line(file)
+            self.attempt += max((line["attempt"] for line in held_lines(file)), default=0)
         self._stream = file.open("a", encoding="utf-8")
         self.write(step, "start")
 
@@ -74,32 +73,23 @@ def held_lines(file: Path) -> list[dict]:
 
     Ignores an incomplete last line. Raises TrainingError for an invalid line elsewhere.
     """
-    lines = []
+    held: list[dict] = []
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
-            if (line := _parsed(raw)) is not None:
-                lines.append(line)
-            elif raw.endswith(b"\n"):
+            line = _parsed(raw)
+            if line is None and raw.endswith(b"\n"):
                 raise TrainingError(f"{file}:{number}: not a line of metrics; remove it")
-    return _held(lines)
+            if line is None:
+                continue
+            if line["kind"] == "start":
+                held = [old for old in held if old["step"] <= line["step"]]
+            held.append(line)
+    return held
 
 
 def last_lines(file: Path) -> dict[str, dict]:
-    """The last line of each kind, read from the end of a file; {} where it does not exist."""
-    if not file.exists():
-        return {}
-    lines = [line for raw in _tail(file).splitlines() if (line := _parsed(raw)) is not None]
-    return {line["kind"]: line for line in _held(lines)}
-
-
-def _held(lines: Iterable[dict]) -> list[dict]:
-    """The lines without those that the start of a later attempt superseded."""
-    held: list[dict] = []
-    for line in lines:
-        if line["kind"] == "start":
-            held = [old for old in held if old["step"] <= line["step"]]
-        held.append(line)
-    return held
+    """The last line of each kind; {} where the file does not exist."""
+    return {line["kind"]: line for line in held_lines(file)} if file.exists() else {}
 
 
 def _parsed(raw: bytes) -> dict | None:
@@ -113,25 +103,15 @@ def _parsed(raw: bytes) -> dict | None:
     return line if kinds == [str, int, int] else None
 
 
-def _tail(file: Path) -> bytes:
-    with open(file, "rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _BLOCK))
-        return stream.read()
-
-
-def _repaired(file: Path) -> dict | None:
-    """The last complete line of a file; None where there is none. An incomplete line after it is
-    removed; a line that lacks only its newline gets one."""
-    complete, _, rest = _tail(file).rpartition(b"\n")
-    if rest and (line := _parsed(rest)) is not None:
+def _complete_last_line(file: Path) -> None:
+    """Remove an incomplete last line; a line that lacks only its newline gets one."""
+    content = file.read_bytes()
+    rest = content.rpartition(b"\n")[2]
+    if rest and _parsed(rest) is not None:
         with file.open("ab") as stream:
             stream.write(b"\n")
-        return line
-    os.truncate(file, file.stat().st_size - len(rest))
-    last = complete.rpartition(b"\n")[2]
-    if last and _parsed(last) is None:
-        raise TrainingError(f"{file}: its last line is not a line of metrics; remove it")
-    return _parsed(last)
+    else:
+        os.truncate(file, len(content) - len(rest))
 
 
 def _plain(value: object) -> object:

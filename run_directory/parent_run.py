@@ -13,6 +13,7 @@ without its parent.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 from data import RunData
 from data.files import with_keys
 from data.prepared import USE
-from data.sampling.segments import Segment, chunk_sizes
+from data.sampling.segments import chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
 from model import ModelError, ModelSettings
@@ -46,30 +47,40 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class ParentRun:
-    """A run and the checkpoint of it that an extension run or a fork starts from."""
+    """A run and the checkpoint of it that an extension run or a fork starts from.
+
+    Attributes:
+        settings: at that checkpoint; for a fork, of the whole run.
+        manifest: of the run.
+        inherited: the settings that those of the new run override, as JSON.
+        is_gone: it is what the run that started from it records in its `manifest`.
+    """
 
     folder: Path
-    settings: RunSettings  # at that checkpoint; for a fork, of the whole run
+    settings: RunSettings
     checkpoint: Checkpoint
-    about: dict  # the run's manifest
-    inherited: dict  # the settings that those of the new run override, as JSON
+    manifest: dict
+    inherited: dict
+    is_gone: bool = False
 
     def lineage(self, settings: RunSettings) -> list[dict]:
         """The ancestors of a run of these settings, nearest first: JSON for its manifest."""
+        if self.is_gone:
+            return self.manifest["lineage"]
         own = {
             "run": str(self.folder),
-            "identity": self.about.get("identity"),
+            "identity": self.manifest.get("identity"),
             "step": self.checkpoint.step,
             "checkpoint_hash": self.checkpoint.hash,
             "tokens": self.checkpoint.state.get("tokens"),
             "train_length": self.settings.train_length,
-            "data": self.about.get("data"),
-            "mixture": self.about.get("mixture", []),
+            "data": self.manifest.get("data"),
+            "mixture": self.manifest.get("mixture", []),
             "changed": self.changed(settings),
         }
         if settings.is_fork:
             own["fork"] = True
-        return [own, *self.about.get("lineage", [])]
+        return [own, *self.manifest.get("lineage", [])]
 
     def changed(self, settings: RunSettings) -> list[str]:
         """Every setting that differs in the new run, one line each."""
@@ -133,7 +144,7 @@ class ParentRun:
         """Raise TrainingError where the text has another tokenizer or, in an extension run, no
         document of train_length."""
         own_hash = data.tokenizer.hash
-        parents = self.about["tokenizer_hash"]
+        parents = self.manifest["tokenizer_hash"]
         if own_hash != parents:
             raise TrainingError(
                 f"the text has another tokenizer ({own_hash[:12]}) than the parent's "
@@ -149,33 +160,29 @@ class ParentRun:
 def read_run_settings(
     overrides: Sequence[str], folder: Path | None = None
 ) -> tuple[RunSettings, ParentRun | None]:
-    """The settings of a run from files and overrides, on top of its parent's where it has one.
-
-    The parent is None for a run from scratch, and for an existing run in `folder` whose parent is
-    gone.
+    """The settings of a run from files and overrides, on top of its parent's where it has one. That
+    of an existing run in `folder` may be gone.
 
     Raises:
         ConfigError: invalid settings.
         TrainingError: the parent is not a run, has no such checkpoint, or does not fit the
             settings.
     """
-    asked = setting_before_validation(overrides, "parent")
-    if asked is None:
+    given = setting_before_validation(overrides, "parent")
+    if given is None:
         return load_settings(RunSettings, overrides), None
-    if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):
+    if not isinstance(given, dict) or not isinstance(given.get("run"), str):
         raise TrainingError("parent.run is missing: set parent.run=FOLDER, the run to start from")
-    run = Path(asked["run"])
+    run = Path(given["run"])
     if folder is not None and folder.resolve() == run.resolve():
         raise TrainingError(f"{folder} cannot extend itself (parent.run); choose another --run-dir")
     parent = None
     if folder is not None and is_run(folder) and not is_run(run):
         parent = _recorded_parent(Run(folder), run)
-    is_gone = parent is not None
-    parent = parent or open_parent(run, asked.get("checkpoint"), bool(asked.get("fork")))
+    parent = parent or open_parent(run, given.get("checkpoint"), bool(given.get("fork")))
     settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
-    if is_gone:
-        return settings, None
-    parent.check(settings)
+    if not parent.is_gone:
+        parent.check(settings)
     return settings, parent
 
 
@@ -207,7 +214,7 @@ def _recorded_parent(run: Run, parent: Path) -> ParentRun | None:
     inherited = run.manifest["inherited"]
     settings = RunSettings.model_validate(inherited)
     checkpoint = Checkpoint(parent, own["step"], own["checkpoint_hash"])
-    return ParentRun(parent, settings, checkpoint, {}, inherited)
+    return ParentRun(parent, settings, checkpoint, run.manifest, inherited, is_gone=True)
 
 
 def with_table_length(
@@ -224,17 +231,6 @@ def with_table_length(
     return model.with_positions(schemes | extended) if extended else model
 
 
-def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:
-    """Why the method of the extension run cannot be applied to the parent at test time; '': it
-    can."""
-    model = with_table_length(settings.model, parent.model, lambda _, old: old.max_length)
-    try:
-        override(parent, model)
-    except (ModelError, TrainingError) as error:
-        return why(error)
-    return ""
-
-
 def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
     """Raise TrainingError where a run of settings `new` cannot start from the weights of the run in
     `folder`, of settings `old`.
@@ -249,14 +245,14 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
                 f"model.{key} cannot change in an extension run: {folder} has "
                 f"{getattr(old.model, key)}"
             )
-    ours = _shapes(new)
-    theirs = _shapes(old)
-    wrong = [f"{name} is new" for name in ours if name not in theirs]
-    wrong += [f"{name} is left over" for name in theirs if name not in ours]
-    wrong += [
-        f"{name} would have shape {ours[name]}, the parent's has {theirs[name]}"
-        for name in ours
-        if name in theirs and ours[name] != theirs[name]
+    here, there = (
+        {name: tuple(weight.shape) for name, weight in meta_model(run).state_dict().items()}
+        for run in (new, old)
+    )
+    wrong = [
+        f"{name} has shape {here.get(name, 'none')} here and {there.get(name, 'none')} there"
+        for name in here | there
+        if here.get(name) != there.get(name)
     ]
     if wrong:
         raise TrainingError(
@@ -264,20 +260,16 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
             "extension run may change settings of its scheme, or use a scheme with the same "
             "parameters"
         )
-    is_same_scheme = _scheme_names(old.model) == _scheme_names(new.model)
-    if is_same_scheme and (refusal := not_at_test_time(old, new)):
-        raise TrainingError(f"{folder} cannot be extended this way: {refusal}")
-
-
-def _scheme_names(model: ModelSettings) -> list[tuple[str, str]]:
-    """The kind and the scheme of each layer."""
-    kinds = model.resolved_kinds
-    return [(name, kinds[name].position.name) for name in model.layer_kinds]
-
-
-def _shapes(settings: RunSettings) -> dict[str, tuple[int, ...]]:
-    weights = meta_model(settings).state_dict()
-    return {name: tuple(weight.shape) for name, weight in weights.items()}
+    schemes, trained_schemes = (
+        [(name, run.model.resolved_kinds[name].position.name) for name in run.model.layer_kinds]
+        for run in (new, old)
+    )
+    if schemes == trained_schemes:
+        model = with_table_length(new.model, old.model, lambda _, old: old.max_length)
+        try:
+            override(old, model)
+        except (ModelError, TrainingError) as error:
+            raise TrainingError(f"{folder} cannot be extended this way: {why(error)}") from None
 
 
 def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
@@ -309,21 +301,13 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 
 
 def _history(settings: RunSettings, step: int) -> tuple:
-    """What determines the data and the model of the first `step` updates."""
-    chunks = chunk_sizes(sorted({segment.length for segment in settings.plan}))
-    stages = [stage for stage in stages_of(settings) if stage.start < step]
-    return _segments_before(settings, step), chunks, stages
-
-
-def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
-    """The segments that determine the data order of the first `step` updates; the last one of a run
+    """What determines the data and the model of the first `step` updates. The last segment of a run
     has no end."""
-    begun = []
-    begin = 0
-    for segment in settings.plan:
-        if begin < step:
-            begun.append(segment)
-        begin += segment.steps
-    if len(begun) == len(settings.plan):
-        begun[-1] = begun[-1]._replace(steps=0)
-    return begun
+    plan = settings.plan
+    starts = accumulate((segment.steps for segment in plan), initial=0)
+    segments = [segment for segment, start in zip(plan, starts, strict=False) if start < step]
+    if len(segments) == len(plan):
+        segments[-1] = segments[-1]._replace(steps=0)
+    chunks = chunk_sizes(sorted({segment.length for segment in plan}))
+    stages = [stage for stage in stages_of(settings) if stage.start < step]
+    return segments, chunks, stages

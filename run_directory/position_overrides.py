@@ -19,7 +19,7 @@ _ADVICE = re.compile(r"; choose \S+\.name=\S+ first")  # valid before training, 
 _TIMES = re.compile(r"\{(\w+)\*(\d+(?:\.\d+)?)\}")
 
 
-def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunSettings:
+def override(trained: RunSettings, overrides: Sequence[str] | ModelSettings) -> RunSettings:
     """The settings of a trained run with overrides of its positional scheme, or another model,
     checked.
 
@@ -34,17 +34,17 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
             ones.
         ModelError: an override that the trained weights do not allow, or sizes that do not fit.
     """
-    if isinstance(asked, ModelSettings):
-        return _checked(trained, trained.model_copy(update={"model": asked}))
+    if isinstance(overrides, ModelSettings):
+        return _checked(trained, trained.model_copy(update={"model": overrides}))
     kinds = trained.model.resolved_kinds
-    if not asked:
+    if not overrides:
         return trained
     if not trained.model.pattern:
         scheme = kinds["all"].position
-        return _applied(trained, [_filled_in(word, scheme) for word in asked])
+        return _applied(trained, [_filled_in(word, scheme) for word in overrides])
     earlier = f"{_POSITION}kinds."  # a spelling that the settings refuse
-    template = [w for w in asked if w.startswith(_POSITION) and not w.startswith(earlier)]
-    direct = [word for word in asked if word not in template]
+    template = [w for w in overrides if w.startswith(_POSITION) and not w.startswith(earlier)]
+    direct = [word for word in overrides if word not in template]
     if not template:
         return _applied(trained, direct)
     taken = []
@@ -85,10 +85,10 @@ def meta_model(settings: RunSettings, vocab_size: int = 1) -> Transformer:
         return make_model(settings, vocab_size)
 
 
-def widens(trained: RunSettings, asked: RunSettings) -> bool:
+def widens(trained: RunSettings, settings: RunSettings) -> bool:
     """Whether a window is wider than in training, which is legal but no context-extension
     method."""
-    kinds = asked.model.resolved_kinds
+    kinds = settings.model.resolved_kinds
     return any(
         _is_wider(kind.position.window, kinds[name].position.window)
         for name, kind in trained.model.resolved_kinds.items()

@@ -12,8 +12,7 @@ from pydantic import Field, model_validator
 from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
 from model.model_settings import ModelSettings
-from run_directory.optimizer_settings import WsdSchedule
-from run_directory.training_settings import TrainingSettings, segments
+from run_directory.training_settings import TrainingSettings, WsdSchedule, segments
 from settings.fields import StrictSettings, free, optional, setting
 
 

@@ -6,14 +6,13 @@ change as a trained checkpoint allows at test time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from errors import TrainingError
 from model import ModelError, ModelSettings
-from run_directory.optimizer_settings import as_steps
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
-from run_directory.training_settings import StageSettings
+from run_directory.training_settings import StageSettings, as_steps
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,14 @@ class Stage:
     model: ModelSettings
     length: int  # tokens of a window
     batch_size: int  # windows of a step, all ranks
+    micro_batch_size: int = field(compare=False)  # windows per device and forward pass
     overrides: tuple[str, ...] = ()  # of the positional scheme, new in this stage
     warmup: int = 0  # updates in which the learning rate rises again
     is_resized: bool = False  # length or batch size differ from the stage before
 
-    def describe(self) -> str:
+    @property
+    def changes(self) -> str:
+        """What the stage changes."""
         parts = []
         if self.is_resized:
             parts.append(f"windows of {self.length} tokens, {self.batch_size} a step")
@@ -36,7 +38,7 @@ class Stage:
             parts.append(f"positions change: {', '.join(self.overrides)}")
         if self.warmup:
             parts.append(f"the learning rate warms up over {self.warmup} steps")
-        return f"after step {self.start} {'; '.join(parts)}"
+        return "; ".join(parts)
 
 
 def stages_of(settings: RunSettings) -> list[Stage]:
@@ -49,8 +51,10 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     current = settings
     stages = []
     start = 0
-    asked = settings.training.stages or [StageSettings()]
-    for i, (stage, size) in enumerate(zip(asked, settings.segments, strict=True)):
+    entries = settings.training.stages or [StageSettings()]
+    # as many tokens as training.micro_batch_size windows of train_length have
+    micro_batch_tokens = (settings.training.micro_batch_size or 0) * settings.train_length
+    for i, (stage, size) in enumerate(zip(entries, settings.segments, strict=True)):
         where = f"training.stages.{i}"
         warmup = as_steps(stage.warmup, settings.steps)
         if not stages and (stage.overrides or warmup):
@@ -78,6 +82,9 @@ def stages_of(settings: RunSettings) -> list[Stage]:
                     model=current.model,
                     length=size.length,
                     batch_size=size.batch_size,
+                    micro_batch_size=max(1, micro_batch_tokens // size.length)
+                    if micro_batch_tokens
+                    else size.batch_size,
                     overrides=tuple(stage.overrides),
                     warmup=warmup,
                     is_resized=resized,
@@ -88,20 +95,15 @@ def stages_of(settings: RunSettings) -> list[Stage]:
 
 
 def stage_of(stages: Sequence[Stage], step: int) -> Stage:
-    """The stage of update `step`."""
-    return [stage for stage in stages if stage.start <= step][-1]
-
-
-def stage_after(stages: Sequence[Stage], step: int) -> Stage:
-    """The stage of the last of the first `step` updates: that of a checkpoint."""
-    return stage_of(stages, max(step - 1, 0))
+    """The stage of a checkpoint of `step`: that of its last update, or the first one."""
+    return [stage for stage in stages if stage.start < max(step, 1)][-1]
 
 
 def last_trained(settings: RunSettings, step: int) -> tuple[RunSettings, str]:
     """The settings of the last of the first `step` updates, and the overrides up to it as a line,
     '' if there are none."""
     stages = stages_of(settings)
-    last = stage_after(stages, step)
+    last = stage_of(stages, step)
     passed = [
         f"after step {s.start}: {', '.join(s.overrides)}"
         for s in stages
@@ -109,3 +111,27 @@ def last_trained(settings: RunSettings, step: int) -> tuple[RunSettings, str]:
     ]
     line = f"positions as last trained, changed {'; '.join(passed)}" if passed else ""
     return settings.model_copy(update={"model": last.model}), line
+
+
+class TrainingSchedule:
+    """The stage and the learning rates of every step of a run."""
+
+    def __init__(self, settings: RunSettings):
+        t = settings.training
+        self.stages = stages_of(settings)
+        self.steps = settings.steps
+        self._lr_schedule = t.lr_schedule
+        self._peaks = t.optimizer.rates
+
+    def stage(self, step: int) -> Stage:
+        """The stage of the update after `step` others."""
+        return stage_of(self.stages, step + 1)
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """Every learning rate of the update after `step` others, by its name in metrics.jsonl."""
+        stage = self.stage(step)
+        rise = min(1.0, (step - stage.start + 1) / stage.warmup) if stage.warmup else 1.0
+        return {
+            name: self._lr_schedule.rate(peak, step, self.steps) * rise
+            for name, peak in self._peaks.items()
+        }

@@ -33,14 +33,14 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
 
 
-def own_offset(tensor: Tensor) -> tuple[int, ...]:
-    """The offset of this process's shard in the whole tensor. FSDP2 shards the first dimension, in
-    parts of equal size as far as they suffice."""
+def own_row(tensor: Tensor) -> int:
+    """The first row of this process's shard in the whole tensor. FSDP2 shards the first dimension,
+    in parts of equal size as far as they suffice."""
     if not is_sharded(tensor):
-        return (0,) * tensor.ndim
+        return 0
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
     rows = -(-len(tensor) // mesh.size())
-    return (min(mesh.get_local_rank() * rows, len(tensor)), *[0] * (tensor.ndim - 1))
+    return min(mesh.get_local_rank() * rows, len(tensor))
 
 
 def whole_name(name: str) -> str:
@@ -50,19 +50,23 @@ def whole_name(name: str) -> str:
 
 def write_tensors(
     folder: Path, kind: str, tensors: Mapping[str, Tensor], group: ProcessGroup
-) -> Path:
+) -> Path | None:
     """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all
-    others."""
+    others. Where none is sharded, only rank 0 writes a file."""
     parts = {}
     offsets = {}
+    is_split = any(map(is_sharded, tensors.values()))
+    if not is_split and group.rank > 0:
+        return None
     for name, tensor in tensors.items():
         own = own_part(tensor).detach()
         if own.numel() if is_sharded(tensor) else group.rank == 0:
             parts[name] = own.cpu().contiguous()
-            offsets[name] = {"saved_offsets": list(own_offset(tensor))}
+            offset = [own_row(tensor), *[0] * tensor.ndim][: tensor.ndim]
+            offsets[name] = {"saved_offsets": offset}
     file = folder / f"{kind}.safetensors"
     header = None
-    if group.world > 1:
+    if is_split:
         file = folder / f"{kind}-{group.rank + 1:05d}-of-{group.world:05d}.safetensors"
         # A single key: safetensors writes several in random order, and equal trainings must give
         # equal bytes.
@@ -101,16 +105,16 @@ def flaw_of_file(file: Path) -> str | None:
     return None
 
 
-def _pieces(file: Path) -> Iterator[tuple[str, Tensor, list[int]]]:
-    """The name, content (mapped from the file) and offset of every shard in a file."""
+def _pieces(file: Path) -> Iterator[tuple[str, Tensor, int]]:
+    """The name, content (mapped from the file) and first row of every shard in a file."""
     with safe_open(file, framework="pt") as stored:
-        offsets = json.loads((stored.metadata() or {}).get(_OFFSETS, "null"))
+        offsets = json.loads((stored.metadata() or {}).get(_OFFSETS, "{}"))
         for name in stored.keys():  # noqa: SIM118  (not a mapping)
-            piece = stored.get_tensor(name)
-            yield name, piece, offsets[name]["saved_offsets"] if offsets else [0] * piece.ndim
+            offset = offsets[name]["saved_offsets"] if offsets else []
+            yield name, stored.get_tensor(name), offset[0] if offset else 0
 
 
-def _all_pieces(folder: Path, kind: str) -> Iterator[tuple[str, Tensor, list[int]]]:
+def _all_pieces(folder: Path, kind: str) -> Iterator[tuple[str, Tensor, int]]:
     for file in sorted(folder.iterdir()):
         if whole_name(file.name) == f"{kind}.safetensors":
             yield from _pieces(file)
@@ -119,10 +123,12 @@ def _all_pieces(folder: Path, kind: str) -> Iterator[tuple[str, Tensor, list[int
 def shapes_in(folder: Path, kind: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape (unsharded) and dtype of every tensor in a folder's files of a kind."""
     shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
-    for name, piece, offset in _all_pieces(folder, kind):
-        ends = [begin + size for begin, size in zip(offset, piece.shape, strict=True)]
-        known = shapes[name][0] if name in shapes else ends
-        shapes[name] = torch.Size(map(max, ends, known)), piece.dtype
+    for name, piece, row in _all_pieces(folder, kind):
+        shape = piece.shape
+        if shape:
+            known = shapes[name][0][0] if name in shapes else 0
+            shape = torch.Size([max(known, row + len(piece)), *shape[1:]])
+        shapes[name] = shape, piece.dtype
     return shapes
 
 
@@ -130,20 +136,17 @@ def shapes_in(folder: Path, kind: str) -> dict[str, tuple[torch.Size, torch.dtyp
 def read_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
     """Fill each tensor, sharded or not, with the one of the same name in a folder's files of a
     kind. Every process reads independently, and only what it needs."""
-    for name, piece, begins in _all_pieces(folder, kind):
+    for name, piece, row in _all_pieces(folder, kind):
         if name not in tensors:
             continue
         own = own_part(tensors[name])
-        source = []
-        target = []
-        for begin, size, own_begin, own_size in zip(
-            begins, piece.shape, own_offset(tensors[name]), own.shape, strict=True
-        ):
-            low = max(begin, own_begin)
-            high = max(low, min(begin + size, own_begin + own_size))
-            source.append(slice(low - begin, high - begin))
-            target.append(slice(low - own_begin, high - own_begin))
-        own[tuple(target)].copy_(piece[tuple(source)])
+        if not piece.ndim:
+            own.copy_(piece)
+            continue
+        first = own_row(tensors[name])
+        begin = max(row, first)
+        end = max(begin, min(row + len(piece), first + len(own)))
+        own[begin - first : end - first].copy_(piece[begin - row : end - row])
 
 
 def read_like(folder: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,10 +52,10 @@ from model.decoding import make_decoder, pack
 from model.devices import find_device, prepare_cpu
 from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
-from run_directory.optimizer_settings import AdamWSettings
 from run_directory.precision import has_bfloat16
 from run_directory.run import processor
 from run_directory.run_settings import RunSettings
+from run_directory.training_settings import AdamWSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
 from training.hardware import peak_flops, peak_memory

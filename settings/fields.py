@@ -175,11 +175,11 @@ class Accepted:
 @lru_cache(maxsize=4096)
 def accepted(cls: type[BaseModel], key: str) -> Accepted:
     """What a field of a settings class accepts."""
-    about = cls.model_fields[key]
-    accepts = Accepted().add(about.annotation)
-    accepts.add_limits(about.metadata)
+    info = cls.model_fields[key]
+    accepts = Accepted().add(info.annotation)
+    accepts.add_limits(info.metadata)
     # null: derived from other settings
-    accepts.null |= about.default_factory_takes_validated_data is True
+    accepts.null |= info.default_factory_takes_validated_data is True
     return accepts
 
 
@@ -205,16 +205,16 @@ def _read_number(text: str) -> Any:
     return int(number) if number == int(number) else float(number)
 
 
-def default_of(about: FieldInfo) -> Any:
+def default_of(info: FieldInfo) -> Any:
     """The default of a field; None where it derives from other settings."""
-    if about.default_factory_takes_validated_data:
+    if info.default_factory_takes_validated_data:
         return None
-    return about.get_default(call_default_factory=True)
+    return info.get_default(call_default_factory=True)
 
 
-def is_marked(about: FieldInfo, mark: str) -> bool:
+def is_marked(info: FieldInfo, mark: str) -> bool:
     """Whether a field is marked `may_change`, or `counts_if_changed` (only if not its default)."""
-    extra = about.json_schema_extra
+    extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get(mark))
 
 
@@ -226,7 +226,7 @@ def walk(
     """Every setting below a class as (dotted name, class, key), default choices first, and every
     choice as (model.position.name=rope, class, None). A choice inside a choice of its kind is not
     repeated."""
-    for key, about in cls.model_fields.items():
+    for key, info in cls.model_fields.items():
         accepts = accepted(cls, key)
         if key == "name" and (accepts.literals or not prefix):
             continue
@@ -236,7 +236,7 @@ def walk(
         below = f"{name}."
         if accepts.inner:
             below = f"{name}.KEY." if accepts.container is dict else f"{name}[]."
-        default = getattr(default_of(about), "name", None)
+        default = getattr(default_of(info), "name", None)
         entered = (*above, *inner.choices.values())
         if inner.group is not None and inner.group not in above:
             yield from walk(inner.group, below, (*entered, inner.group))

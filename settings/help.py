@@ -13,11 +13,12 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from errors import ConfigError
-from settings.fields import accepted, default_of, is_marked, leaves, show, walk
-from settings.messages import nearest_setting
+from settings.fields import Accepted, accepted, default_of, is_marked, leaves, show, walk
+from settings.messages import nearest
 from settings.script import Parser
 
 SettingsClasses = Sequence[type[BaseModel]]
+Entry = tuple[str, type[BaseModel], str | None]  # of `walk`
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class SettingsParser(Parser):
 
     def advice(self, unknown: str) -> str:
         known = [name for cls in self.topics.classes for name in leaves(cls)]
-        meant = nearest_setting(unknown.replace("-", "_"), known)
+        meant = nearest(unknown.replace("-", "_"), known, cutoff=0.9)
         return super().advice(unknown) or (meant and f"did you mean the setting {meant}=VALUE? ")
 
     def help_page(self, arguments: Sequence[str]) -> str:
@@ -115,17 +116,14 @@ def describe_setting(
     for root in classes:
         entries = list(walk(root))
         if word == "all":
-            lines = [_entry(name, cls, key, width) for name, cls, key in entries]
-            pages.append("\n".join(lines))
+            pages.append("\n".join(_entry(*entry, width) for entry in entries))
             continue
-        places = {name: (cls, key) for name, cls, key in reversed(entries)}
-        names = list(dict.fromkeys(name for name, _, _ in entries))
+        first = {entry[0]: entry for entry in reversed(entries)}
+        names = list(dict.fromkeys(entry[0] for entry in entries))
         known += names
-        matches = _matches(names, word)
-        for name in matches if inside else matches[:1]:
-            cls, key = places[name]
-            page = _entry(name, cls, key, width)
-            pages.append(page + _inside(name, cls, key, width) if inside else page)
+        for name in _matches(names, word)[: None if inside else 1]:
+            shown = [first[name], *(_inside(*first[name], entries) if inside else ())]
+            pages.append("\n".join(_entry(*entry, width) for entry in shown))
     if not pages:
         close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
         guess = f"; did you mean {close[0]}?" if close else ""
@@ -150,21 +148,18 @@ def _matches(names: list[str], word: str) -> list[str]:
     return ends or [name for name in names if name.endswith(f".{word}")]
 
 
-def _inside(name: str, cls: type[BaseModel], key: str | None, width: int) -> str:
-    """The settings of a group or choice, or the choices of a setting, each in a line."""
-    accepts = accepted(cls, key).inside if key else None
-    group = accepts.group if accepts else cls
-    lines = []
-    if group is not None:
-        prefix = name.partition("=")[0].removesuffix(".name")
-        keys = [inner for inner in group.model_fields if inner != "name"]
-        lines = [_entry(f"{prefix}.{inner}", group, inner, width) for inner in keys]
-    choices = accepts.choices if accepts else {}
-    column = max(map(len, choices), default=0) + 4
-    for choice, settings in choices.items():
-        summary = textwrap.shorten(_summary(settings), width - column - 2, placeholder=" ...")
-        lines.append(f"  {choice:<{column}}{summary}".rstrip())
-    return "".join(f"\n{line}" for line in lines)
+def _inside(name: str, cls: type[BaseModel], key: str | None, entries: list[Entry]) -> list[Entry]:
+    """The settings of a group or choice, or the choices of a setting."""
+    accepts = accepted(cls, key).inside if key else Accepted(group=cls)
+    prefix = re.escape(name.partition(".name=")[0]) + r"(\[\]|\.KEY)?\."
+    choices = re.compile(f"{prefix}name=")
+    settings = re.compile(rf"{prefix}\w+")
+    return [
+        (name, cls, key)
+        for name, cls, key in dict.fromkeys(entries)
+        if (choices.match(name) and cls in accepts.choices.values() and key is None)
+        or (settings.fullmatch(name) and cls is accepts.group)
+    ]
 
 
 def _entry(name: str, cls: type[BaseModel], key: str | None, width: int) -> str:

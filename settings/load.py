@@ -19,10 +19,11 @@ from pydantic_core import to_jsonable_python
 
 from errors import ConfigError
 from settings.fields import StrictSettings, accepted, default_of, is_marked, show
-from settings.messages import closest, problems_of
+from settings.messages import nearest, problems_of
 from settings.yaml_io import parse_yaml, read_yaml, write_yaml
 
 S = TypeVar("S", bound=StrictSettings)
+_NOTHING = object()  # where a tree has no value
 _OVERRIDE = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
 
 
@@ -48,10 +49,10 @@ def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
 def defaults(cls: type[BaseModel]) -> dict[str, Any]:
     """The default of every setting that has one, as a tree below files and overrides."""
     tree = {}
-    for key, about in cls.model_fields.items():
+    for key, info in cls.model_fields.items():
         accepts = accepted(cls, key)
-        if not about.is_required():
-            value = default_of(about)
+        if not info.is_required():
+            value = default_of(info)
             tree[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
         elif accepts.group is not None and not accepts.null:
             tree[key] = defaults(accepts.group)
@@ -67,18 +68,16 @@ def setting_before_validation(arguments: Sequence[str], key: str) -> object:
 def dropped_settings(settings: StrictSettings, arguments: Sequence[str]) -> list[str]:
     """A warning for each value in a file that a later choice by name dropped, where setting it
     after that choice would change the settings."""
-    layers = SettingsLayers(arguments)
     warnings = []
-    for path, (value, origin) in layers.written.items():
-        *place, key = path
-        chosen = _at(settings, place)
-        now = to_jsonable_python(_at(settings, path))
-        keys_are_compared = isinstance(value, dict) and now is not None
-        if not isinstance(chosen, BaseModel) or keys_are_compared:
-            continue
-        if key in (_at(layers.tree, place) or {}):
-            continue  # it was not dropped
+    layers = SettingsLayers(arguments)
+    for path, (value, origin) in layers.dropped.items():
         dotted = ".".join(path)
+        chosen = _at(settings, path[:-1])
+        now = to_jsonable_python(_at(settings, path))
+        is_set_again = _at(layers.tree, path, _NOTHING) is not _NOTHING
+        keys_are_compared = isinstance(value, dict) and now is not None
+        if is_set_again or keys_are_compared or not isinstance(chosen, BaseModel):
+            continue
         try:
             wanted = apply_overrides(settings, [f"{dotted}={json.dumps(value)}"])
         except ConfigError:
@@ -92,11 +91,15 @@ def dropped_settings(settings: StrictSettings, arguments: Sequence[str]) -> list
     return warnings
 
 
-def _at(settings: object, path: Sequence[str]) -> Any:
-    """The value at a path below some settings; None where there is none."""
+def _at(settings: object, path: Sequence, default: object = None) -> Any:
+    """The value at a path below some settings."""
     value: Any = settings
     for key in path:
-        value = value.get(key) if isinstance(value, dict) else getattr(value, str(key), None)
+        try:
+            is_tree = isinstance(value, (dict, list))
+            value = value[key] if is_tree else getattr(value, str(key))
+        except (LookupError, TypeError, AttributeError):
+            return default
     return value
 
 
@@ -131,7 +134,7 @@ class SettingsLayers:
 
     Attributes:
         origins: `file:line` that set each value, by path; empty for an override.
-        written: every value in a file, and its `file:line`, by path.
+        dropped: the values in files that a later choice by name dropped, and their `file:line`.
         problems: errors so far.
     """
 
@@ -139,7 +142,7 @@ class SettingsLayers:
         self.tree = below or {}
         self.origins: dict[tuple, str] = {}
         self.problems: list[str] = []
-        self.written: dict[tuple, tuple[object, str]] = {}
+        self.dropped: dict[tuple, tuple[object, str]] = {}
         self._overrides: list[tuple[tuple, str]] = []
         files, overrides = split_arguments(arguments)
         steps = [partial(self._apply_file, Path(file)) for file in files]
@@ -197,15 +200,13 @@ class SettingsLayers:
             )
         for parent in parents:
             self._apply_file(file.parent / parent, (*above, file))
-        origins = {path: f"{file}:{line}" for path, line in lines.items()}
-        self.written |= {path: (_at(tree, path), origin) for path, origin in origins.items()}
-        self._merge(tree, origins)
+        self._merge(tree, {path: f"{file}:{line}" for path, line in lines.items()})
 
     def _apply_override(self, override: str) -> None:
         """Merge one `a.b=value` into the tree."""
         dotted, _, text = override.partition("=")
         path = tuple(dotted.split("."))
-        value, _ = parse_yaml(text, override, numbered=False)
+        value, lines = parse_yaml(text, override, numbered=False)
         choice = ()
         if isinstance(value, dict) and "name" in value:
             choice = path
@@ -220,30 +221,28 @@ class SettingsLayers:
         tree: dict = {path[-1]: value}
         for key in reversed(path[:-1]):
             tree = {key: tree}
-        self._merge(tree, {path[: i + 1]: "" for i in range(len(path))})
+        paths = [path[:length] for length in range(1, len(path) + 1)]
+        paths += [(*path, *inner) for inner in lines]
+        self._merge(tree, dict.fromkeys(paths, ""))
 
     def _merge(self, tree: dict, origins: dict[tuple, str]) -> None:
-        replaced: list[tuple] = []
-        self.tree = merge(self.tree, tree, replaced=replaced)
-        for path in replaced:
-            self.origins = {p: o for p, o in self.origins.items() if p[: len(path)] != path}
+        before = self.tree
+        self.tree = merge(before, tree)
         self.origins |= origins
+        gone = [path for path in self.origins if _at(self.tree, path, _NOTHING) is _NOTHING]
+        for path in gone:
+            if origin := self.origins.pop(path):
+                self.dropped[path] = (_at(before, path), origin)
 
 
-def merge(base: dict, over: dict, path: tuple = (), replaced: list[tuple] | None = None) -> dict:
-    """`base` with the values of `over`, merged mapping by mapping; adds the paths of replaced
-    values of `base` to `replaced`.
-
-    A mapping with a `name` replaces the one in `base`, except at the root.
-    """
+def merge(base: dict, over: dict) -> dict:
+    """`base` with the values of `over`, merged mapping by mapping. A mapping with a `name` replaces
+    the one in `base`."""
     merged = dict(base)
     for key, value in over.items():
-        below = (*path, key)
         old = base.get(key)
         if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
-            value = merge(old, value, below, replaced)
-        elif key in base and replaced is not None:
-            replaced.append(below)
+            value = merge(old, value)
         merged[key] = value
     return merged
 
@@ -256,7 +255,7 @@ def _missing(file: Path, extended_by: Path | None) -> str:
     files = {
         path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".yaml", ".yml")
     }
-    close = closest(file.stem, files, 0.5)
+    close = nearest(file.stem, files, 0.5)
     known = ", ".join(path.name for path in files.values())
     fix = f"did you mean {files[close]}?" if close else f"{folder} holds {known}"
     return f"{start}: no such YAML file; {fix}"

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -45,22 +46,17 @@ ALIASES = {
 _BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()}
 
 
-def closest(name: object, known: Iterable[object], cutoff: float) -> str | None:
-    """The one of `known` that `name` probably means: by its name in another codebase or by
-    spelling."""
-    names = [str(choice) for choice in known]
-    if (alias := _BY_ALIAS.get(str(name))) in names:
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """The one of `known` that `name` probably means, by its name in another codebase or by the
+    spelling of its last part: `lr`, `learning_rate` and `lrr` mean training.optimizer.lr. '' for
+    none."""
+    by_end: dict[str, str] = {}
+    for full in known:
+        by_end.setdefault(full.rpartition(".")[2], full)
+    if (alias := _BY_ALIAS.get(str(name), "")) in by_end.values():
         return alias
-    return next(iter(difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)), None)
-
-
-def nearest_setting(key: str, known: Sequence[str]) -> str:
-    """The setting that a last key such as `lr` or `learning_rate` names; the first of several, ''
-    for none."""
-    alias = _BY_ALIAS.get(key, "")
-    if alias in known:
-        return alias
-    return next((name for name in known if name.rpartition(".")[2] == key), "")
+    close = difflib.get_close_matches(str(name), by_end, n=1, cutoff=cutoff)
+    return by_end[close[0]] if close else ""
 
 
 def problems_of(
@@ -71,7 +67,13 @@ def problems_of(
     """The errors of pydantic as (path in the tree, message), one for each setting."""
     problems: dict[tuple, str] = {}
     for item in error.errors(include_url=False):
-        place = _Place(cls, tree, item["loc"])
+        place = _Place(cls, tree, Accepted(group=cls))
+        for i, part in enumerate(item["loc"], 1):
+            is_missing = item["type"] == "missing" and i == len(item["loc"])
+            if place.accepts and part in place.accepts.choices and place.choice is None:
+                place = replace(place, choice=part)
+            elif is_missing or place.contains(part):  # others are names of union members
+                place = place.below(part)
         problems.setdefault(place.path, _message(place, item))
     # Of a union, pydantic reports every member: the innermost problem is the one to fix.
     return [
@@ -81,52 +83,46 @@ def problems_of(
     ]
 
 
+@dataclass(frozen=True)
 class _Place:
-    """Where in the settings an error is: its path without names of union members.
+    """A value in a tree of settings.
 
     Attributes:
+        accepts: what is accepted there; None for an unknown key.
+        choice: the name of the choice that the value is.
         group: the settings class of the last key.
-        accepts: what the setting accepts; None for an unknown key.
         siblings: the choices of which `group` is one, by name.
-        value: the value in the tree.
     """
 
-    def __init__(self, root: type[BaseModel], tree: dict, location: tuple):
-        self.root = root
-        self.group = root
-        self.accepts: Accepted | None = None
-        self.siblings: dict[str, type[BaseModel]] = {}
-        self.path: tuple = ()
-        self.value: Any = tree
-        group: type[BaseModel] | None = root  # where the next part is a key of settings
-        for part in location:
-            accepts = self.accepts
-            if group is None and accepts and part in accepts.choices:
-                group = accepts.choices[part]
-                self.siblings = accepts.choices
-                continue
-            is_key = isinstance(self.value, dict) and part in self.value
-            inner = accepts.group if accepts else None
-            if group is None and inner and (is_key or part in inner.model_fields):
-                group = inner
-                self.siblings = {}
-            if group is not None:
-                self.group = group
-                self.accepts = accepted(group, part) if part in group.model_fields else None
-                group = None
-            elif accepts and accepts.inner and (is_key or isinstance(part, int)):
-                self.accepts = accepts.inner
-            else:
-                continue
-            self.path = (*self.path, part)
-            try:
-                self.value = self.value[part]
-            except (KeyError, IndexError, TypeError):
-                self.value = None
+    root: type[BaseModel]
+    value: Any
+    accepts: Accepted | None
+    path: tuple = ()
+    choice: str | None = None
+    group: Any = None
+    siblings: dict[str, type[BaseModel]] = field(default_factory=dict)
 
     @property
     def dotted(self) -> str:
         return ".".join(str(part) for part in self.path)
+
+    def contains(self, key: object) -> bool:
+        """Whether the value has such a key or index."""
+        if isinstance(self.value, list):
+            return isinstance(key, int) and key < len(self.value)
+        return isinstance(self.value, dict) and key in self.value
+
+    def below(self, key: Any) -> "_Place":
+        """The place of a key or an item of the value."""
+        assert self.accepts is not None
+        path = (*self.path, key)
+        value = self.value[key] if self.contains(key) else None
+        if self.accepts.inner is not None:
+            return _Place(self.root, value, self.accepts.inner, path)
+        siblings = self.accepts.choices if self.choice else {}
+        group: Any = siblings[self.choice] if self.choice else self.accepts.group
+        accepts = accepted(group, key) if key in group.model_fields else None
+        return _Place(self.root, value, accepts, path, None, group, siblings)
 
 
 def _message(place: _Place, item: Any) -> str:
@@ -136,7 +132,7 @@ def _message(place: _Place, item: Any) -> str:
     if kind in ("value_error", "assertion_error"):
         reason = str(item["ctx"]["error"])
         return f"{dotted}: {reason}" if dotted and dotted not in reason else reason
-    if kind == "extra_forbidden" or accepts is None:
+    if accepts is None:
         return _unknown(place)
     if kind == "missing" and isinstance(place.path[-1], int):
         return f"{dotted} is missing"
@@ -164,9 +160,8 @@ def _wrong_type(accepts: Accepted, value: Any) -> str:
         return "expected text; put it between quotes"
     limits = f", {accepts.limits_text}" if accepts.limits else ""
     kind = {list: ", not a list", dict: ", not a mapping"}.get(type(value), "")
-    literals = map(str, accepts.literals)
-    close = difflib.get_close_matches(str(value), literals, n=1, cutoff=0.6)
-    guess = f"; did you mean {close[0]}?" if close else ""
+    close = nearest(value, map(str, accepts.literals), 0.6)
+    guess = f"; did you mean {close}?" if close else ""
     if accepts.numeric and (size := re.fullmatch(r"([\d.]+) ?([kKMGT])i?B", str(value))):
         guess = f"; write {size[1]}{size[2]}"
     return f"expected {accepts.type_text}{limits}{kind}{guess}"
@@ -176,7 +171,7 @@ def _unknown_choice(value: dict, accepts: Accepted) -> str:
     known = f"known: {', '.join(accepts.choices)}"
     if "name" not in value:
         return f" is missing; {known}"
-    close = closest(value["name"], accepts.choices, 0.5)
+    close = nearest(value["name"], accepts.choices, 0.5)
     guess = f"did you mean {close}? " if close else ""
     return f" = {show(value['name'])} is unknown; {guess}{known}"
 
@@ -185,7 +180,7 @@ def _group_required(place: _Place, accepts: Accepted) -> str:
     """The message for another value where a choice by name or a group of settings is required."""
     null = " or null" if accepts.null else ""
     if accepts.group is None:
-        close = closest(place.value, accepts.choices, 0.6)
+        close = nearest(place.value, accepts.choices, 0.6)
         guess = f"did you mean {place.dotted}.name={close}? " if close else ""
         return f"must be a choice by name{null}; {guess}known: {', '.join(accepts.choices)}"
     names = ", ".join(accepts.group.model_fields)
@@ -204,27 +199,17 @@ def _unknown(place: _Place) -> str:
     owners = [name for name, cls in place.siblings.items() if key in cls.model_fields]
     if owners:
         name = place.group.model_fields["name"].default
-        inside = [leaf for leaf in leaves(place.group) if leaf.rsplit(".", 1)[-1] == key]
+        inside = [leaf for leaf in leaves(place.group) if leaf.rpartition(".")[2] == key]
         fix = f"choose {group}.name={owners[0]} first"
         if inside:
             fix = f"with {name} it is {group}.{inside[0]}"
         return f"{dotted} belongs to {', '.join(owners)}, not to {name}; {fix}"
-    start = f"{dotted} is not a setting; "
     fields = [name for name in place.group.model_fields if name != "name"]
     siblings = [f"{group}.{name}" if group else name for name in fields]
-    names = [*siblings, *leaves(place.root)]
-    alias = _BY_ALIAS.get(key, "")
-    for candidate in (alias, f"{group}.{alias}"):
-        if candidate in names:
-            return f"{start}did you mean {candidate}?"
-    if group and len(siblings) <= MAX_LISTED:  # few enough to list: suggest nothing from elsewhere
-        names = [name for name in names if name.startswith(f"{group}.")] or siblings
-
-    def similarity(name: str) -> float:
-        ratio = difflib.SequenceMatcher(None, key, name.rsplit(".", 1)[-1]).ratio()
-        return ratio + 0.2 * (name in siblings)
-
-    if names and similarity(best := max(names, key=similarity)) >= 0.7:
-        return f"{start}did you mean {best}?"
-    where = f"of {group}" if group else "at the top level"
-    return f"{start}the settings {where} are {', '.join(fields)}"
+    others = leaves(place.root)
+    if group and len(fields) <= MAX_LISTED:  # few enough to list: suggest nothing from elsewhere
+        others = [name for name in others if name.startswith(f"{group}.")]
+    fix = f"the settings {f'of {group}' if group else 'at the top level'} are {', '.join(fields)}"
+    if close := nearest(key, siblings, 0.6) or nearest(key, others):
+        fix = f"did you mean {close}?"
+    return f"{dotted} is not a setting; {fix}"

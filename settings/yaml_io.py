@@ -42,20 +42,12 @@ class _Loader(yaml.SafeLoader):
         self.lines: dict[tuple, int] = {}
         self._count = 0
 
-    def build(
-        self,
-        node: yaml.Node,
-        path: tuple,
-        above: tuple[yaml.Node, ...] = (),
-    ) -> object:
+    def build(self, node: yaml.Node, path: tuple) -> object:
         self._count += 1
         if self._count > MAX_VALUES:
             raise _invalid(node, f"more than {MAX_VALUES:,} values with its aliases")
-        if any(node is other for other in above):
-            raise _invalid(node, "an alias that contains itself")
-        above = (*above, node)
         if isinstance(node, yaml.SequenceNode):
-            return [self.build(child, (*path, i), above) for i, child in enumerate(node.value)]
+            return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             return self._scalar(node)
         built = {}
@@ -69,7 +61,7 @@ class _Loader(yaml.SafeLoader):
                 text = f"'{key_node.value}' is given twice (first on line {first}); keep one"
                 raise _invalid(key_node, text)
             self.lines[key] = key_node.start_mark.line + 1
-            built[key_node.value] = self.build(value_node, key, above)
+            built[key_node.value] = self.build(value_node, key)
         return built
 
     def _scalar(self, node: yaml.Node) -> object:

@@ -2,9 +2,9 @@
 
 import math
 
-from run_directory.checkpoints import find_checkpoint, prune, save_snapshot, steps_of
+from run_directory.checkpoints import find_checkpoint, prune, save_checkpoint, steps_of
 from run_directory.process_group import error_barrier
-from run_directory.stages import stage_after, stages_of
+from run_directory.stages import stage_of, stages_of
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -26,47 +26,34 @@ def resume(run: TrainingRun, state: TrainState) -> None:
     checkpoint = parallel.gather(checkpoint)[0]
     if checkpoint is not None:
         state.restore(checkpoint, parallel)
-    state.model.reposition(stage_after(stages_of(run.settings), state.step).model)
+    state.model.reposition(stage_of(stages_of(run.settings), state.step).model)
 
 
-class Checkpointer:
-    """Saves checkpoints of a run, and removes checkpoints that the settings do not
-    keep. Every process calls `save` after the same step; an error on one of them is raised on all.
-
-    steps: the steps after which the settings ask for a checkpoint.
-    """
-
-    def __init__(self, run: TrainingRun):
-        self._run = run
-        interval = run.settings.training.checkpoint.interval
-        self.steps = {*(range(interval, run.steps + 1, interval) if interval else ()), run.steps}
-
-    def save(self, state: TrainState, metrics: Metrics) -> None:
-        """Save the run after `state.step` updates. Where the loss is far above that of a uniform
-        prediction, no earlier checkpoint is removed."""
-        run = self._run
-        parallel = run.parallel
-        metrics.read()
-        carried = state.carried_rows(parallel)
-        snapshot = None
-        with error_barrier(parallel, "save"):
-            metrics.sync()
-            if parallel.takes_part:
-                snapshot = state.capture(carried)
-                snapshot.state["tokens"] = run.settings.tokens_after(state.step)
-        if snapshot is not None and parallel.sharded:  # all processes save, and share errors
-            save_snapshot(run.folder, snapshot, parallel)
-        with error_barrier(parallel, "save"):
-            if snapshot is not None and not parallel.sharded:
-                save_snapshot(run.folder, snapshot)
-            if parallel.main:
-                kept = run.settings.training.checkpoint
-                uniform = math.log(run.data.tokenizer.vocab_size)
-                has_diverged = metrics.loss > 2 * uniform
-                if has_diverged:
-                    run.console.warn(
-                        f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, "
-                        f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
-                    )
-                prune(run.folder, state.step, None if has_diverged else kept)
-        metrics.resume_clock()
+def save(run: TrainingRun, state: TrainState, metrics: Metrics) -> None:
+    """Save the run after `state.step` updates, and remove the checkpoints that the settings do not
+    keep; none where the loss is far above that of a uniform prediction. Every process must call it;
+    an error on one of them is raised on all."""
+    parallel = run.parallel
+    metrics.read()
+    carried = state.carried_rows(parallel)
+    with error_barrier(parallel, "save"):
+        metrics.sync()
+        tensors = state.capture(carried)
+        record = {
+            "step": state.step,
+            "step_guard": state.guard.state(),
+            "tokens": run.settings.tokens_after(state.step),
+        }
+    save_checkpoint(run.folder, state.step, tensors, record, parallel)
+    with error_barrier(parallel, "save"):
+        if parallel.main:
+            kept = run.settings.training.checkpoint
+            uniform = math.log(run.data.tokenizer.vocab_size)
+            has_diverged = metrics.loss > 2 * uniform
+            if has_diverged:
+                run.console.warn(
+                    f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, "
+                    f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
+                )
+            prune(run.folder, state.step, None if has_diverged else kept)
+    metrics.resume_clock()

@@ -1,7 +1,5 @@
 """Memory of training on each device, by purpose; docs/scaling.md has the formulas."""
 
-from dataclasses import dataclass, replace
-
 from data import expected_vocabulary
 from errors import TrainingError
 from model import Transformer
@@ -14,73 +12,119 @@ from run_directory.run_settings import RunSettings
 from training.parallel import Parallel
 
 # bytes
+DOUBLE = 8
 FLOAT = 4
 HALF = 2
-BATCH = 48  # bytes per token: int64 tokens and targets of this batch, the next, and one in transfer
+BATCH = 48  # per token: int64 tokens and targets of this batch, the next, and one in transfer
 USED = 0.9  # share of the free memory that suggested sizes may use
 
 
-@dataclass(frozen=True)
-class MemoryLayout:
-    """How a run is distributed over its devices."""
+class MemoryEstimate:
+    """Memory of a run on each device. Every process must make it.
 
-    world: int
-    sharded: bool  # FSDP2, else DDP
-    sequences: int  # per forward pass and device
-    checkpointing: Checkpointing = "none"
-    half: bool = True  # bfloat16 autocast
-    device: str = "cuda"
-    mean: bool = False  # whether an EMA of the weights is stored
-    float_bytes: int = FLOAT  # bytes of a number outside autocast; 8 in float64
-    # of a whole step over all devices; on a CPU they share memory with the model
-    step_sequences: int = 0
-    context: int = 1  # devices that share each sequence
+    Attributes:
+        model: of the run, on the meta device.
+        sequences: of train_length, per forward pass and device.
+        parts: bytes by purpose; `needed`: their sum.
+        free: bytes, on the device that has the fewest.
+    """
+
+    def __init__(self, settings: RunSettings, parallel: Parallel, parent: ParentRun | None):
+        vocabulary = parent.manifest["vocab_size"] if parent else expected_vocabulary(settings.data)
+        self._settings = settings
+        self._parallel = parallel
+        self.model = meta_model(settings, vocabulary)
+        most = windows_of_a_step(settings)
+        own = -(-most // parallel.data_world)
+        self.sequences = min(settings.training.micro_batch_size or most, own)
+        self.parts = memory(self.model, settings, parallel, self.sequences)
+        self.needed = sum(self.parts.values())
+        self.free = min(parallel.gather(free_memory(parallel.device)))
+
+    @property
+    def fixes(self) -> str:
+        """Settings, not yet in use, that reduce memory."""
+        t = self._settings.training
+        fixes = []
+        for power in reversed(range(self.sequences.bit_length())):
+            needed = memory(self.model, self._settings, self._parallel, 1 << power)
+            if sum(needed.values()) <= USED * self.free:
+                size = f"{1 << power} (now {self.sequences} per device)"
+                fixes.append(f"set training.micro_batch_size={size}")
+                break
+        if self.parts.get("batches", 0) > USED * self.free:
+            fixes.append(f"lower training.batch_size (now {t.batch_size})")
+        if t.parallel.checkpointing != "full":
+            fixes.append("set training.parallel.activation_checkpointing=true")
+        if self._parallel.sharded:
+            fixes.append("take more devices")
+        else:
+            fixes.append(
+                "split the weights over several devices (training.parallel.sharding=full, "
+                "docs/scaling.md), or take a smaller model"
+            )
+        return ", or ".join(fixes)
+
+    def check(self) -> None:
+        """Raise TrainingError where the run needs more than is free."""
+        if self.needed > self.free:
+            raise TrainingError(
+                f"this will not fit: about {size_text(self.needed)} are needed on each device, "
+                f"{size_text(self.free)} are free; {self.fixes}, or pass --force to train anyway"
+            )
 
 
-def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
-    """Bytes on each device, by purpose, for training on windows of `length` tokens."""
+def memory(
+    model: Transformer, settings: RunSettings, parallel: Parallel, sequences: int
+) -> dict[str, float]:
+    """Bytes on each device, by purpose, with `sequences` of train_length per forward pass."""
+    t = settings.training
+    s = model.settings
+    length = settings.train_length
+    checkpointing = t.parallel.checkpointing
+    context = t.parallel.context
     p = model.parameter_count()
-    size = layout.float_bytes
-    split = layout.world if layout.sharded else 1
-    tokens = layout.sequences * length / layout.context
+    blocks = sum(weight.numel() for block in model.layers for weight in block.parameters())
+    size = DOUBLE if t.precision == "float64" else FLOAT
+    low = size if parallel.autocast_dtype is None else HALF  # in matrix products
+    state = size * p / (parallel.world if parallel.sharded else 1)
     needed = {
-        "weights": size * p / split,
-        "gradients": size * p / split,
-        "moments": 2 * size * p / split,
-        "mean": size * p / split if layout.mean else 0.0,
+        "weights": state,
+        "gradients": state,
+        "moments": 2 * state,
+        "mean": state if t.ema is not None else 0.0,
     }
-    if layout.sharded and layout.world > 1:
+    if parallel.sharded and parallel.world > 1:
         # The current block and the next, one block's gradients in both dtypes; embedding and head
         # throughout.
-        block = block_parameters(model)
-        outer = p - block * model.settings.layers
-        low = HALF if layout.half else size
-        needed["whole blocks"] = (2 * low + low + size) * block + (2 * low + size) * outer
+        outer = p - blocks
+        needed["whole blocks"] = (3 * low + size) * blocks / s.layers + (2 * low + size) * outer
     else:
-        needed["bfloat16 copies"] = HALF * matrices(model) if layout.half else 0.0
-        needed["buckets"] = size * p if layout.world > 1 else 0.0
-    needed["activations"] = tokens * activations(model, length, layout)
-    if layout.context > 1:
-        needed["gathered keys"] = layout.sequences * gathered_keys(model, length, layout)
-    needed["logits"] = logits(model, tokens, layout.device)
-    needed["batches"] = (
-        BATCH * layout.step_sequences * length / layout.world if layout.device == "cpu" else 0.0
-    )
+        # of all weights in matrix products: the embedding is in none
+        copies = HALF * (blocks + model.vocab_size * s.dim)
+        needed["bfloat16 copies"] = copies if low == HALF else 0.0
+        needed["buckets"] = size * p if parallel.world > 1 else 0.0
+    tokens = sequences * length / context
+    needed["activations"] = tokens * activations(model, length, checkpointing, size, low)
+    if context > 1:
+        gathered = gathered_keys(model, length, checkpointing, context)
+        needed["gathered keys"] = sequences * low * gathered
+    if parallel.device_type == "cpu":  # which the batches share with the model
+        needed["batches"] = BATCH * length * windows_of_a_step(settings) / parallel.world
+    # three float32 copies of the rows of logits that are computed at once
+    most = LOGITS_AT_ONCE.get(parallel.device_type, 1 << 25) // model.vocab_size + 1
+    needed["logits"] = 3.0 * min(most, tokens) * model.vocab_size * FLOAT
     return needed
 
 
-def block_parameters(model: Transformer) -> int:
-    """The number of parameters of one layer."""
-    count = sum(p.numel() for block in model.layers for p in block.parameters())
-    return count // model.settings.layers
+def windows_of_a_step(settings: RunSettings) -> int:
+    """Windows of train_length that have as many tokens as the largest step, on all devices."""
+    return max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
 
 
-def matrices(model: Transformer) -> int:
-    """The number of parameters used in matrix products: all except the embedding."""
-    return block_parameters(model) * model.settings.layers + model.vocab_size * model.settings.dim
-
-
-def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
+def activations(
+    model: Transformer, length: int, checkpointing: Checkpointing, size: int, low: int
+) -> float:
     """Bytes per token saved for the backward pass.
 
     Per block: the inputs of its norms, before and after scaling, and the statistics of norms
@@ -88,10 +132,11 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     feed-forward, and inputs and outputs of Canon layers. With full checkpointing: the input of
     every block, and everything of one block. With selective checkpointing also the outputs of
     attention and of all matrix products of every block.
+
+    Args:
+        size, low: bytes of a number outside and inside of autocast.
     """
     s = model.settings
-    size = layout.float_bytes
-    low = HALF if layout.half else size
     whole = []
     stored = 0.0
     for block in model.layers:
@@ -101,104 +146,30 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
         inner += sum(2 * len(canon.convolution.weight) for canon in block.canons.values())
         whole.append((2 * norms * s.dim + mixer.heads + norms) * size + inner * low)
         stored += s.dim * size
-        if layout.checkpointing == "selective":
+        if checkpointing == "selective":
             products = 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim
             stored += (products + 2 * s.dim + 2 * s.ffn_dim) * low + mixer.heads * size
-    if layout.checkpointing == "none":
-        return sum(whole)
-    return stored + max(whole)
+    return sum(whole) if checkpointing == "none" else stored + max(whole)
 
 
-def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
-    """Bytes per sequence of keys and values that are gathered from other devices and saved for the
-    backward pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N
-    tokens; in layers with a window and without sinks, those before each chunk that are visible to
-    it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at
-    a time. Layers with a state gather it instead, which is small."""
+def gathered_keys(
+    model: Transformer, length: int, checkpointing: Checkpointing, context: int
+) -> float:
+    """Numbers per sequence in keys and values that are gathered from N = `context` devices and
+    saved for the backward pass: those visible to a device's two chunks, less its own L/N. That is
+    L − L/2N tokens; in layers with a window and without sinks, those before each chunk that are
+    visible to it. With checkpointing, of one layer at a time. Layers with a state gather it
+    instead, which is small."""
     numbers = [0.0]
-    dropped = 0.0  # of one pass of a layer with a window
     for block in model.layers:
         mixer = block.mixer
         scheme = mixer.position.settings
-        tokens = length * (1 - 1 / (2 * layout.context))
+        tokens = length * (1 - 1 / (2 * context))
         if scheme.window is not None and not scheme.sinks:
             tokens = min(tokens, 2 * (scheme.window - 1))
-            dropped = length / 2 * 2 * mixer.kv_heads * mixer.head_dim
         if mixer.has_attention_weights:
             numbers.append(tokens * 2 * mixer.kv_heads * mixer.head_dim)
-    size = HALF if layout.half else layout.float_bytes
-    kept = max(numbers) if layout.checkpointing != "none" else sum(numbers)
-    return size * (kept + dropped)
-
-
-def logits(model: Transformer, tokens: float, device: str) -> float:
-    """Bytes of the head's logits: three float32 copies of the rows that are computed at once."""
-    rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, tokens)
-    return 3.0 * rows * model.vocab_size * FLOAT
-
-
-def check_memory(
-    settings: RunSettings, parallel: Parallel, parent: ParentRun | None = None
-) -> None:
-    """Raise TrainingError for a run that needs more than the free memory of its devices, before
-    training. Every process must call it."""
-    model, layout = model_and_layout(settings, parallel, parent)
-    needed = sum(memory(model, settings.train_length, layout).values())
-    free = min(parallel.gather(free_memory(parallel.device)))
-    if needed > free:
-        raise TrainingError(
-            f"this will not fit: about {size_text(needed)} are needed on each device, "
-            f"{size_text(free)} are free; {fixes_for(model, settings, layout, free)}, or pass "
-            "--force to train anyway"
-        )
-
-
-def model_and_layout(
-    settings: RunSettings, parallel: Parallel, parent: ParentRun | None
-) -> tuple[Transformer, MemoryLayout]:
-    """The model of a run on the meta device, and its layout on the devices."""
-    t = settings.training
-    model = meta_model(settings, vocabulary_of(settings, parent))
-    most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
-    return model, MemoryLayout(
-        world=parallel.world,
-        sharded=parallel.sharded,
-        sequences=min(t.micro_batch_size or most, -(-most // parallel.data_world)),
-        checkpointing=t.parallel.checkpointing,
-        half=parallel.autocast_dtype is not None,
-        device=parallel.device_type,
-        mean=t.ema is not None,
-        float_bytes=8 if t.precision == "float64" else FLOAT,
-        step_sequences=most,
-        context=t.parallel.context,
-    )
-
-
-def vocabulary_of(settings: RunSettings, parent: ParentRun | None) -> int:
-    return parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
-
-
-def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, free: float) -> str:
-    """Suggest settings, not yet in use, that reduce memory."""
-    fixes = []
-    smaller = [1 << power for power in reversed(range(layout.sequences.bit_length()))]
-    for sequences in smaller:
-        needed = memory(model, settings.train_length, replace(layout, sequences=sequences))
-        if sum(needed.values()) <= USED * free:
-            fixes.append(
-                f"set training.micro_batch_size={sequences} (now {layout.sequences} per device)"
-            )
-            break
-    if memory(model, settings.train_length, layout)["batches"] > USED * free:
-        fixes.append(f"lower training.batch_size (now {layout.step_sequences})")
-    if layout.checkpointing != "full":
-        fixes.append("set training.parallel.activation_checkpointing=true")
-    if not layout.sharded:
-        fixes.append(
-            "split the weights over several devices (training.parallel.sharding=full, "
-            "docs/scaling.md)"
-        )
-    return ", or ".join([*fixes, "take more devices" if layout.sharded else "take a smaller model"])
+    return max(numbers) if checkpointing != "none" else sum(numbers)
 
 
 def size_text(nbytes: float) -> str:

@@ -1,9 +1,10 @@
 """The metrics of a run while it trains: metrics.jsonl, Weights & Biases, and the terminal."""
 
+import importlib
 import math
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,21 +17,14 @@ from run_directory.console import Console, duration
 from run_directory.metrics_file import MetricsFile
 from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
+from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage
 from training.hardware import known_peak, peak_memory
 from training.micro_batches import StepBatch
-from training.parallel import Parallel
 from training.setup import TrainingRun
 from training.train_state import REASONS, SPIKE, StepDecision, TrainState
-from training.wandb_log import WandbLog
 
-
-def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, Tensor]:
-    """Sum over all ranks the NLL and, of the ranks' exit statuses, how many are not 0 and how many
-    ask for a requeue, (2,)."""
-    requests = [torch.full_like(nll, float(flag)) for flag in (status > 0, status == REQUEUE)]
-    total = parallel.sum(torch.stack([nll, *requests]))
-    return total[0], total[1:]
+UPLOAD_TIMEOUT = 20.0  # seconds for the last uploads to Weights & Biases
 
 
 class StepMetrics(NamedTuple):
@@ -44,51 +38,34 @@ class StepMetrics(NamedTuple):
     stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
 
 
-@dataclass(frozen=True)
 class StepResult:
-    """The metrics of one step, copied to the host asynchronously: reading waits for this step
-    only."""
+    """The metrics of one step, copied to the host asynchronously: reading waits for this step only.
 
-    # (7,) float64: loss, gradient norm, ranks that exit, ranks to requeue, reason, count, stopped
-    values: Tensor
-    ready: torch.cuda.Event | None  # recorded when `values` have arrived; None: they have
+    Args:
+        loss: the mean NLL over all targets and ranks.
+        grad_norm: the gradient norm before clipping.
+        exits: the numbers of ranks that request an exit, and to be requeued.
+    """
 
-    @classmethod
-    def of(
-        cls, loss: Tensor, grad_norm: Tensor, requests: Tensor, decision: StepDecision
-    ) -> "StepResult":
-        """From tensors on the device.
-
-        Args:
-            loss: the mean NLL over all targets and ranks.
-            grad_norm: the gradient norm before clipping.
-            requests: the counts of `reduce_step`.
-            decision: that of the StepGuard.
-        """
-        scalars = (loss, grad_norm, *requests, decision.reason, decision.count, decision.stopped)
-        values = torch.stack([x.double() for x in scalars])
-        if values.device.type != "cuda":
-            return cls(values, None)
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        ready = torch.cuda.Event()
-        ready.record()
-        return cls(host, ready)
+    def __init__(
+        self, loss: Tensor, grad_norm: Tensor, exits: Sequence[Tensor], decision: StepDecision
+    ):
+        scalars = (loss, grad_norm, *exits, decision.reason, decision.count, decision.stopped)
+        self._values = torch.stack([x.double() for x in scalars])
+        self._copied: torch.cuda.Event | None = None
+        if self._values.device.type == "cuda":
+            host = torch.empty(self._values.shape, dtype=torch.float64, pin_memory=True)
+            self._values = host.copy_(self._values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
     def read(self) -> StepMetrics:
         """Wait for the values."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        loss, norm, exits, requeue, reason, count, stopped = self.values.tolist()
+        if self._copied is not None:
+            self._copied.synchronize()
+        loss, norm, exits, requeue, reason, count, stopped = self._values.tolist()
         status = REQUEUE if requeue else INTERRUPTED if exits else 0
-        return StepMetrics(
-            loss=loss,
-            grad_norm=norm,
-            status=status,
-            reason=int(reason),
-            count=int(count),
-            stopped=bool(stopped),
-        )
+        return StepMetrics(loss, norm, status, int(reason), int(count), bool(stopped))
 
 
 class Metrics:
@@ -119,9 +96,8 @@ class Metrics:
                 self._open.callback(self._file.close)
                 self._sinks = [ProgressLines(run.steps, settings.trained_tokens, run.console)]
                 if settings.training.wandb.mode != "disabled":
-                    wandb = WandbLog(settings, run.folder, run.console)
-                    self._open.callback(wandb.close)
-                    self._sinks.append(wandb)
+                    self._sinks.append(WandbLog(settings, run.folder, run.console))
+                    self._open.callback(self._sinks[-1].close)
         self._queue: list[tuple[int, StepResult, dict, Stage]] = []
         self._seconds = 0.0  # of the steps since the last measured speed
         self._measured = self._tokens  # tokens then
@@ -143,24 +119,16 @@ class Metrics:
             for sink in self._sinks:
                 sink.write(line)
 
-    def log(
-        self,
-        state: TrainState,
-        result: StepResult,
-        batch: StepBatch,
-        rates: dict[str, float],
-        wait: bool,
-    ) -> int:
+    def log(self, state: TrainState, result: StepResult, batch: StepBatch, wait: bool) -> int:
         """Log the step that was just computed; returns the exit status that any rank requested, 0:
         none.
 
         Args:
-            rates: the learning rates by name, with `lr`.
             wait: read this step too, also on a GPU.
 
         Raises TrainingError where more steps were skipped than the settings allow.
         """
-        self._queue.append((state.step, result, rates | batch.facts, batch.stage))
+        self._queue.append((state.step, result, batch.rates | batch.facts, batch.stage))
         return self.read(0 if wait else self._late)
 
     def read(self, pending: int = 0) -> int:
@@ -185,7 +153,7 @@ class Metrics:
             size = {"length": stage.length, "batch_size": stage.batch_size}
             size = size if stage.is_resized else {}
             self.write(stage.start, "change", overrides=list(stage.overrides), **size)
-            self._run.console.info(stage.describe())
+            self._run.console.info(f"after step {stage.start} {stage.changes}")
         self.loss = metrics.loss
         self._tokens += stage.length * stage.batch_size
         now = time.perf_counter()
@@ -294,3 +262,69 @@ class ProgressLines:
             ]
             self._console.info(f"step {line['step']} held-out NLL  {'  '.join(values)}")
             self._nll = nll
+
+
+class WandbLog:
+    """A copy of metrics.jsonl for Weights & Biases. Its failures never stop a run: the first one is
+    reported, and ends the log.
+
+    Attributes:
+        run: the run of wandb; None: there is none.
+    """
+
+    def __init__(self, settings: RunSettings, folder: Path, console: Console):
+        self._console = console
+        self.run: Any = None
+        w = settings.training.wandb
+        with self._ended_by_errors():
+            # Imported only if used: the import takes half a second and writes files to the home
+            # folder.
+            self.run = importlib.import_module("wandb").init(
+                project=w.project,
+                entity=w.entity,
+                mode=w.mode,
+                dir=str(folder),
+                id=folder.name,
+                name=folder.name,
+                resume="allow" if w.mode == "online" else None,
+                config=settings.model_dump(mode="json"),
+                # Without a timeout, the end of a run would wait as long as the network is down,
+                # even after a signal. Unsent data stay in the run directory, for `wandb sync`.
+                settings={"finish_timeout": UPLOAD_TIMEOUT, "finish_timeout_raises": True},
+            )
+            # A metric of our own: a resumed run repeats steps, which wandb's counter rejects.
+            self.run.define_metric("step")
+            self.run.define_metric("*", step_metric="step")
+
+    def write(self, line: dict) -> None:
+        """Send one line of metrics; names are prefixed with its kind, nested names joined with
+        slashes."""
+        if self.run is None:
+            return
+        place = {key: line[key] for key in ("step", "attempt")}
+        values = {key: value for key, value in line.items() if key not in ("kind", *place)}
+        with self._ended_by_errors():
+            self.run.log(flat(values, line["kind"]) | place)
+
+    def close(self) -> None:
+        if self.run is not None:
+            with self._ended_by_errors():
+                self.run.finish()
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # any error of the tracker: training continues
+            self.run = None
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            self._console.warn(f"wandb is disabled; training continues: {first}")
+
+
+def flat(values: dict, prefix: str) -> dict[str, Any]:
+    """Flatten nested values; nested names are joined with slashes."""
+    flattened = {}
+    for key, value in values.items():
+        name = f"{prefix}/{key}"
+        flattened |= flat(value, name) if isinstance(value, dict) else {name: value}
+    return flattened

@@ -1,10 +1,11 @@
 """The batches of a run: read ahead in a thread, and split into micro-batches on the device."""
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
-from queue import SimpleQueue
+from itertools import islice
 
 from torch import Tensor
 
@@ -20,9 +21,8 @@ from data.sampling.batches import (
 from errors import TrainingError
 from model import ContextShard, TokenPositions
 from run_directory.run_settings import RunSettings
-from run_directory.stages import Stage
+from run_directory.stages import Stage, TrainingSchedule
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule
 
 AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
 
@@ -88,13 +88,15 @@ class StepBatch:
         stage: of the step.
         parts: the micro-batches.
         n_targets: targets of the step on all ranks.
+        rates: the learning rates by name.
         facts: what metrics.jsonl records about the text.
     """
 
     stage: Stage
     parts: list[MicroBatch]
     n_targets: int
-    facts: dict
+    rates: dict[str, float] = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)
 
 
 def step_batches(
@@ -111,43 +113,24 @@ def step_batches(
 
     for step, batch in enumerate(read_ahead(read, start, schedule.steps), start):
         stage = schedule.stage(step)
-        parts = micro_batches(batch, schedule.micro_batch_size(stage), stage.length, parallel)
+        parts = micro_batches(batch, stage.micro_batch_size, stage.length, parallel)
         facts: dict = {"targets": batch.n_targets}
         if batch.passes:
             facts["passes"] = batch.passes
         facts |= {"epoch": batch.epoch, "data": batch.hash}
-        yield StepBatch(stage, parts, batch.n_targets, facts)
+        yield StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
 
 
 def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
     """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are
     raised in their step."""
-    # An executor would cost the consumer about 60 microseconds per step.
-    wanted: SimpleQueue[int | None] = SimpleQueue()
-    done: SimpleQueue[Batch | BaseException] = SimpleQueue()
-
-    def work() -> None:
-        while (step := wanted.get()) is not None:
-            try:
-                done.put(read(step))
-            except BaseException as error:
-                done.put(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        for step in range(start, stop + AHEAD):
-            if step < stop:
-                wanted.put(step)
-            if step < start + AHEAD:
-                continue
-            batch = done.get()
-            if isinstance(batch, BaseException):
-                raise batch
+    steps = iter(range(start, stop))
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        batches = deque(thread.submit(read, step) for step in islice(steps, AHEAD))
+        while batches:
+            batch = batches.popleft().result()
+            batches.extend(thread.submit(read, step) for step in islice(steps, 1))
             yield batch
-    finally:
-        wanted.put(None)
-        thread.join()
 
 
 def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from model import Transformer
-from run_directory.optimizer_settings import AdamWBase, MuonSettings, OptimizerSettings
+from run_directory.training_settings import AdamWBase, MuonSettings, OptimizerSettings
 from run_directory.weights import named_weights, own_part
 
 ROLES = ("matrices", "head", "embeddings", "vectors", "positions")

@@ -224,6 +224,34 @@ class Parallel(ProcessGroup):
         os._exit(RANK_LOST)
 
 
+class PlannedProcesses(ProcessGroup):
+    """Process 0 of `world` processes with a GPU each, none of which exists."""
+
+    main = True
+    device = torch.device("cpu")
+    device_type = "cuda"
+    shard = None
+    autocast_dtype: torch.dtype | None = None
+
+    def __init__(self, t: TrainingSettings, world: int):
+        context = t.parallel.context
+        if world % context:
+            raise TrainingError(
+                f"training.parallel.context = {context} does not divide --world {world}"
+            )
+        if t.precision == "float64":
+            raise TrainingError("--world plans for bfloat16 or float32: set training.precision")
+        self.world = world
+        self.data_world = world // context
+        self.sharded = t.parallel.sharding == "full"
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.world
+
+    def agree(self, value: Any, what: str, fix: str) -> None:
+        """There is no other process to disagree."""
+
+
 class SharedFailure:
     """The error of the first process that fails, in the store that connects the processes.
 

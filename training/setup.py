@@ -17,10 +17,9 @@ from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
 from run_directory.checkpoints import (
-    Snapshot,
     clean_leftovers,
     copy_checkpoint,
-    save_snapshot,
+    save_checkpoint,
     steps_of,
 )
 from run_directory.console import Console
@@ -35,18 +34,23 @@ from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
-from training.memory_estimate import check_memory
+from training.description import describe_parent, describe_run
+from training.hardware import peak_memory
+from training.memory_estimate import MemoryEstimate
 from training.micro_batches import make_sampler
-from training.parallel import Parallel, autocast_type
-from training.schedule import TrainingSchedule
+from training.parallel import Parallel, PlannedProcesses, autocast_type
 from training.stop_requests import StopRequests
+
+# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023,
+# arXiv:2305.16264).
+MANY_EPOCHS = 16
 
 
 class TrainingRun:
     """A run whose settings are checked and whose processes are connected.
 
     Attributes:
-        parent: the run that it starts from; None where there is none, or it is gone.
+        parent: the run that it starts from; None: a run from scratch.
         folder: the run directory, which may not exist before `open`.
 
     In the block of `open`, also:
@@ -62,14 +66,9 @@ class TrainingRun:
     model: Transformer
     targets: Any
 
-    def __init__(
-        self,
-        options: Namespace,
-        requests: StopRequests,
-        make_parallel: Callable[..., Any] = Parallel,
-    ):
-        """Read the settings, join the other processes, and check what can be checked without
-        data. `make_parallel`: of the processes, or of stand-ins for a plan, which cannot `open`."""
+    def __init__(self, options: Namespace, requests: StopRequests):
+        """Read the settings, join the other processes, and check what can be checked without data.
+        With --world, the processes are only planned, and the run cannot `open`."""
         self.options = options
         self.requests = requests
         given = Path(options.run_dir) if options.run_dir else None
@@ -79,7 +78,9 @@ class TrainingRun:
         # The initial state of torch's generator is random and saved in checkpoints: a fixed seed
         # makes the checkpoints of equal runs equal.
         torch.manual_seed(settings.seed)
-        self.parallel: Parallel = make_parallel(t)
+        planned: Any = PlannedProcesses
+        is_real = options.world is None
+        self.parallel: Parallel = Parallel(t) if is_real else planned(t, options.world)
         self.device = self.parallel.device
         self.settings, self.folder = resolve_precision(
             settings,
@@ -119,7 +120,7 @@ class TrainingRun:
         """
         parallel = self.parallel
         if not self.options.force:
-            check_memory(self.settings, parallel, self.parent)
+            MemoryEstimate(self.settings, parallel, self.parent).check()
         with parallel.connected(), ExitStack() as stack:
             self.data = parallel.main_first(self._open_data)
             if self.parent is not None:
@@ -133,8 +134,8 @@ class TrainingRun:
                 if parallel.main:
                     stack.enter_context(self._locked())
                     self._create_or_resume(processes)
-                    if self.settings.parent is not None:
-                        self._write_first_checkpoint()
+                    if self.parent is not None and not steps_of(self.folder):
+                        self._write_first_checkpoint(self.parent)
             yield
 
     def _open_data(self) -> RunData:
@@ -145,7 +146,7 @@ class TrainingRun:
         """
         settings = self.settings
         parallel = self.parallel
-        if settings.parent is not None and self.parent is None:  # the run has its text
+        if self.parent is not None and self.parent.is_gone:
             data = Run.open(self.folder).open_data()
         else:
             if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
@@ -192,9 +193,7 @@ class TrainingRun:
         settings = self.settings
         vocab_size = self.data.tokenizer.vocab_size
         if self.parent is not None:  # its vocabulary may be padded
-            vocab_size = self.parent.about["vocab_size"]
-        elif settings.parent is not None:
-            vocab_size = Run.open(self.folder).vocab_size
+            vocab_size = self.parent.manifest["vocab_size"]
         model = make_model(settings, vocab_size).initialize(settings.seed)
         is_double = settings.training.precision == "float64"
         return model.to(self.device, torch.float64 if is_double else torch.float32)
@@ -237,28 +236,53 @@ class TrainingRun:
             facts["inherited"] = self.parent.inherited
         self.run = Run.create(self.folder, settings, data.tokenizer, command, facts, processes)
 
-    def _write_first_checkpoint(self) -> None:
-        """Write the first checkpoint of an extension run or a fork that has none: the parent's as
-        it is, with its optimizer, for a fork; its weights as step 0 for an extension run. Called by
-        one process."""
-        parent = self.parent
-        if steps_of(self.folder):  # `resume` reports damaged ones
-            return
-        if parent is None:
+    def _write_first_checkpoint(self, parent: ParentRun) -> None:
+        """Write the first checkpoint of an extension run or a fork: the parent's as it is, with its
+        optimizer, for a fork; its weights as step 0 for an extension run. Called by one process."""
+        if parent.is_gone:
             raise TrainingError(
                 f"{self.folder} has no checkpoint, and its parent run is gone: restore parent.run"
             )
         if self.settings.is_fork:
             copy_checkpoint(parent.checkpoint, self.folder)
-            for line in describe_fork(self.settings, parent):
-                self.console.info(line)
             return
         load_weights(self.model, parent.checkpoint.folder)
         tensors = {
             "model": weights_of(self.model),
             "optimizer": {"generator/cpu": torch.get_rng_state()},
         }
-        save_snapshot(self.folder, Snapshot(0, tensors, {"step": 0, "tokens": 0}))
+        save_checkpoint(self.folder, 0, tensors, {"step": 0, "tokens": 0})
+
+    def announce(self, step: int) -> None:
+        """Print the model, data and schedule before the first update, which is that after `step`
+        others."""
+        console = self.console
+        console.info(f"run {self.folder}")
+        rows = describe_run(self.settings, self.model)
+        passes = self.sampler.passes(self.steps)
+        rows += [("epochs", f"{n:.2f} of {text}") for text, n in passes.items()]
+        if self.parent is not None and step == self.settings.first_step:
+            rows += describe_parent(self.settings, self.parent)
+        elif step:
+            rows.append(("resuming", f"after step {step} of {self.steps}"))
+        for label, text in rows:
+            console.info(f"{label} {text}")
+        if (most := max(passes.values(), default=0.0)) > MANY_EPOCHS and not console.quiet:
+            console.warn(
+                f"training.tokens repeats the text {most:,.0f} times, and beyond about "
+                f"{MANY_EPOCHS} epochs repeated text adds almost nothing: add text or lower "
+                "training.tokens"
+            )
+
+    def announce_end(self, prompts: list[str]) -> None:
+        """Print the end of a completed run, and commands to evaluate it."""
+        info = self.console.info
+        info(f"done: {self.folder} (peak memory {peak_memory(self.device) / 2**20:,.0f} MiB)")
+        prompt = shlex.quote(prompts[0] if prompts else "")
+        info(
+            f"next: python evaluate.py {self.folder}   or   python generate.py {self.folder} "
+            f"--prompt {prompt}"
+        )
 
     def begin_steps(self) -> None:
         """Wait for all processes; from here on, a signal saves a checkpoint before the process
@@ -274,28 +298,3 @@ class TrainingRun:
         self.console.info(
             f"stopped by {name} after step {step}; saved. Run the same command again to resume."
         )
-
-
-def describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """Lines about a fork: its parent, changed settings, and learning rates."""
-    step = parent.checkpoint.step
-    lines = [
-        f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"
-    ]
-    lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
-    return lines + changed_rates(settings, parent)
-
-
-def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """The learning rates of the first update after a fork that differ by more than 1% from those of
-    the parent at that step, or at its end."""
-    step = parent.checkpoint.step
-    last = min(step, parent.settings.steps - 1)
-    before = TrainingSchedule(parent.settings).learning_rates(last)
-    there = str(parent.folder) if last == step else f"{parent.folder} at its end"
-    return [
-        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in "
-        f"{there}, {rate:.3g} here"
-        for name, rate in TrainingSchedule(settings).learning_rates(step).items()
-        if name in before and abs(rate - before[name]) > 0.01 * before[name]
-    ]

@@ -45,9 +45,9 @@ class StopRequests:
 
     def __enter__(self) -> "StopRequests":
         # a pair of sockets: on Windows a pipe cannot be woken up
-        self._hears, self._end = socket.socketpair()
-        self._end.setblocking(False)
-        self._wakeup = signal.set_wakeup_fd(self._end.fileno(), warn_on_full_buffer=False)
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         for number in _SIGNALS:
@@ -63,9 +63,9 @@ class StopRequests:
     def __exit__(self, *error: object) -> None:
         self._restore()
         self._left.set()
-        self._end.close()
+        self._sender.close()
         self._thread.join()
-        self._hears.close()
+        self._receiver.close()
 
     def _restore(self) -> None:
         while self._before:
@@ -101,13 +101,13 @@ class StopRequests:
         """Exit where the main thread cannot handle a signal because it is inside a library call or
         waits for other processes: on any signal before the first step, on a second Ctrl-C
         afterwards."""
-        heard = []
-        while byte := self._hears.recv(1):
+        numbers = []
+        while byte := self._receiver.recv(1):
             (number,) = byte
             if number not in _SIGNALS:  # Python writes every handled signal to the pipe
                 continue
-            heard.append(number)
-            is_repeated = len(heard) > 1 and set(heard) == {signal.SIGINT}
+            numbers.append(number)
+            is_repeated = len(numbers) > 1 and set(numbers) == {signal.SIGINT}
             is_stuck = is_repeated and not self._left.wait(HANDLING_TIME)
             if is_stuck or (not self._at_steps and not self._handled.wait(HANDLING_TIME)):
                 _report(number)

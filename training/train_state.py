@@ -8,13 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model import ModelSettings, Transformer
+from model import Transformer
 from model.carried_state import CarriedState
-from run_directory.checkpoints import AVERAGE, Checkpoint, Snapshot
-from run_directory.optimizer_settings import EmaSettings, as_steps
+from run_directory.checkpoints import AVERAGE, Checkpoint, Tensors
 from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
-from run_directory.training_settings import NonFiniteSettings, SpikeSettings
+from run_directory.training_settings import (
+    EmaSettings,
+    NonFiniteSettings,
+    SpikeSettings,
+    as_steps,
+)
 from run_directory.weights import (
     load_weights,
     named_weights,
@@ -23,6 +27,7 @@ from run_directory.weights import (
     read_like,
     weights_of,
 )
+from training.micro_batches import StepBatch
 from training.optimizer import Optimizer
 from training.parallel import Parallel
 
@@ -30,7 +35,9 @@ from training.parallel import Parallel
 NOT_FINITE = 1
 SPIKE = 2
 REASONS = {NOT_FINITE: "not finite", SPIKE: "spike"}
-CARRIED = "carried"  # key of what sequences carry, among the tensors of the optimizer
+# keys among the tensors of the optimizer: states of torch's generators, and what sequences carry
+GENERATOR = "generator/"
+CARRIED = "carried/"
 
 
 class StepDecision(NamedTuple):
@@ -215,37 +222,33 @@ class TrainState:
             x = torch.cat([each[name] for each in passes])
             self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 
-    def begin_stage(self, model: ModelSettings) -> None:
-        """Change the positional scheme; earlier losses are not comparable with those of the
-        stage."""
-        self.model.reposition(model)
-        self.guard.begin_stage()
+    def begin_step(self, batch: StepBatch) -> None:
+        """Set the learning rates of the next update and, where a stage begins with it, the
+        positional scheme."""
+        if batch.stage.start == self.step > 0:
+            self.model.reposition(batch.stage.model)
+            self.guard.begin_stage()
+        self.optimizer.set_learning_rates(batch.rates)
 
     def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
         """What the sequences of all processes carry, on the host. Every process must call it."""
         if self.carried is None:
             return {}
         parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
-        return {f"{CARRIED}/{name}": torch.cat([p[name] for p in parts]) for name in parts[0]}
+        return {f"{CARRIED}{name}": torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Snapshot:
-        """The content of a checkpoint; its tensors share the memory of this state. `carried` is
-        that of `carried_rows`."""
-        generators = {"generator/cpu": torch.get_rng_state()}
+    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Tensors:
+        """The tensors of a checkpoint, which share the memory of this state. `carried` is that of
+        `carried_rows`."""
+        optimizer = self.optimizer.saved_tensors() | dict(carried or {})
+        optimizer[f"{GENERATOR}cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
-            for i, state in enumerate(torch.cuda.get_rng_state_all()):
-                generators[f"generator/cuda{i}"] = state
-        tensors = {
-            "model": weights_of(self.model),
-            "optimizer": self.optimizer.saved_tensors() | generators | dict(carried or {}),
-        }
+            for i, generator in enumerate(torch.cuda.get_rng_state_all()):
+                optimizer[f"{GENERATOR}cuda{i}"] = generator
+        tensors = {"model": weights_of(self.model), "optimizer": optimizer}
         if self.ema is not None:
             tensors["average"] = self.ema.means
-        return Snapshot(
-            step=self.step,
-            tensors=tensors,
-            state={"step": self.step, "step_guard": self.guard.state()},
-        )
+        return tensors
 
     def restore(self, checkpoint: Checkpoint, parallel: ProcessGroup = ALONE) -> None:
         """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the
@@ -253,18 +256,19 @@ class TrainState:
         checkpoint.check_resumable()
         load_weights(self.model, checkpoint.folder)
         stored = read_like(checkpoint.folder, "optimizer", named_weights(self.model))
-        generators = {key: stored.pop(key) for key in list(stored) if key.startswith("generator/")}
-        carried = {key: stored.pop(key) for key in list(stored) if key.startswith(f"{CARRIED}/")}
-        for key, rows in carried.items():
-            if self.carried is None:
-                break
-            own = rows.chunk(parallel.world)[parallel.rank]
-            self.carried[key.partition("/")[2]] = own.to(self.model.embed.weight.device)
+        gpus = torch.cuda.device_count()
+        for key in [key for key in stored if key.startswith((GENERATOR, CARRIED))]:
+            tensor = stored.pop(key)
+            name = key.partition("/")[2]
+            if key.startswith(CARRIED):
+                if self.carried is not None:
+                    own = tensor.chunk(parallel.world)[parallel.rank]
+                    self.carried[name] = own.to(self.model.embed.weight.device)
+            elif name == "cpu":
+                torch.set_rng_state(tensor)
+            elif (gpu := int(name.removeprefix("cuda"))) < gpus:
+                torch.cuda.set_rng_state(tensor, gpu)
         self.optimizer.load(stored)
-        torch.set_rng_state(generators["generator/cpu"])
-        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            if f"generator/cuda{i}" in generators:
-                torch.cuda.set_rng_state(generators[f"generator/cuda{i}"], i)
         if self.ema is not None and checkpoint.has(AVERAGE):
             read_into(checkpoint.folder, "average", self.ema.means)
         elif self.ema is not None:

@@ -5,6 +5,7 @@ import time
 from contextlib import nullcontext
 
 from data.task_data import generated
+from run_directory.training_settings import steps_every
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -26,8 +27,7 @@ class Validation:
         self._loss_steps = t.validation.steps(run.steps)
         if run.settings.parent is not None:
             self._loss_steps |= {0}
-        interval = t.samples.interval or run.steps
-        self._sample_steps = frozenset([*range(interval, run.steps + 1, interval), run.steps])
+        self._sample_steps = steps_every(t.samples.interval, run.steps)
         self.steps = self._loss_steps | self._sample_steps
         prompts = t.samples.prompts
         self.prompts = [run.data.opening()] if prompts is None else prompts

@@ -24,16 +24,20 @@ from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
-from run_directory.optimizer_settings import AdamWSettings
 from run_directory.run_settings import RunSettings
-from run_directory.training_settings import SkipNonFinite, SpikeSettings, TrainingSettings
+from run_directory.stages import TrainingSchedule
+from run_directory.training_settings import (
+    AdamWSettings,
+    SkipNonFinite,
+    SpikeSettings,
+    TrainingSettings,
+)
 from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
 from training.micro_batches import StepBatch, micro_batches
 from training.optimizer import Optimizer
-from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
 from training.train_state import StepGuard, TrainState
 
@@ -153,7 +157,7 @@ def train(case: str, gpu: FakeGpu, layout: str) -> Counter | None:
     for n in range(3):
         gpu.waits.clear()
         parts = micro_batches(batch_of(layout, length, n), ROWS, length, parallel)
-        batch = StepBatch(stage, parts, n_targets=ROWS * length, facts={})
+        batch = StepBatch(stage, parts, n_targets=ROWS * length)
         result = train_step(state, batch, parallel, t, StopRequests())
     waits = gpu.waits.copy()
     result.read()

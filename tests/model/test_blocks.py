@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from model import SCHEMES, TokenPositions
 from model.block import Block, Checkpointing
 from tests.model.zoo import GATED, build, each_mechanism, ids, packed
-from training.memory_estimate import MemoryLayout, activations
+from training.memory_estimate import activations
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -75,9 +75,9 @@ def kept_bytes(checkpointing: Checkpointing, layers: int) -> int:
 @pytest.mark.parametrize("checkpointing", ["full", "selective", "none"])
 def test_stored_activations_match_the_forecast(checkpointing):
     """In float32, to the byte: two layers more store twice the formula's activations more."""
-    layout = MemoryLayout(1, False, B, checkpointing, half=False)
-    few = activations(build("rope", layers=1), T, layout)
-    many = activations(build("rope", layers=3), T, layout)
+    few, many = (
+        activations(build("rope", layers=layers), T, checkpointing, 4, 4) for layers in (1, 3)
+    )
     kept = kept_bytes(checkpointing, 3) - kept_bytes(checkpointing, 1)
     assert kept == B * T * (many - few)
 

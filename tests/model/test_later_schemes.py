@@ -10,7 +10,7 @@ from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 from model import ModelError, TokenPositions, Transformer
 from model.attention.mask import AttentionView, Normalizer
 from model.mixers.short_convolution import Canon
-from run_directory.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.training_settings import AdamWSettings, MuonSettings
 from tests.model.alone import at, bias_of, context_of, normal, put, scheme_of
 from tests.model.test_scaling import every_layout, spectrum
 from tests.model.zoo import D, G, H, T, V, build, close, ids, settings_of

@@ -9,16 +9,15 @@ import torch._dynamo
 from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
-from run_directory.checkpoints import save_snapshot
+from run_directory.checkpoints import save_checkpoint
 from run_directory.position_overrides import make_model
-from run_directory.process_group import ALONE
 from run_directory.run_settings import RunSettings
+from run_directory.stages import TrainingSchedule
 from settings.load import load_settings
 from tests import processes
 from train import train_step
 from training.micro_batches import StepBatch, make_sampler, micro_batches
 from training.parallel import Parallel, autocast_type
-from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
 from training.train_state import TrainState
 
@@ -51,19 +50,17 @@ class Training:
         parallel = self.parallel
         stage = self._schedule.stage(number)
         batch = self._sampler.batch(number, parallel.data_rank, parallel.data_world)
-        size = self._schedule.micro_batch_size(stage)
+        size = stage.micro_batch_size
         parts = micro_batches(batch, size, stage.length, parallel)
-        step = StepBatch(stage, parts, batch.n_targets, {})
+        step = StepBatch(stage, parts, batch.n_targets)
         t = self.settings.training
         metrics = train_step(self.state, step, parallel, t, StopRequests()).read()
         return metrics.loss, metrics.grad_norm
 
     def save(self, folder) -> None:
-        """As the Checkpointer does. Every process calls it."""
+        """As training.checkpointer does. Every process calls it."""
         carried = self.state.carried_rows(self.parallel)
-        if self.parallel.takes_part:
-            group = self.parallel if self.parallel.sharded else ALONE
-            save_snapshot(folder, self.state.capture(carried), group)
+        save_checkpoint(folder, self.state.step, self.state.capture(carried), group=self.parallel)
         self.parallel.wait()
 
 

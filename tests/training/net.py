@@ -1,15 +1,13 @@
 """A small model, its updates, and checkpoints of it that are not a run's."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from run_directory.checkpoints import Checkpoint, save_snapshot
-from run_directory.optimizer_settings import AdamWSettings
+from run_directory.checkpoints import Checkpoint, save_checkpoint
 from run_directory.process_group import ALONE
-from run_directory.training_settings import StopOnNonFinite
+from run_directory.training_settings import AdamWSettings, StopOnNonFinite
 from training.optimizer import Optimizer
 from training.train_state import StepGuard, TrainState
 
@@ -75,4 +73,4 @@ def update(state: TrainState) -> float:
 
 def save(folder: Path, step: int, state: TrainState, facts=None, group=ALONE) -> Checkpoint:
     """A checkpoint of a state as that of another step."""
-    return save_snapshot(folder, replace(state.capture(), step=step, state=facts or {}), group)
+    return save_checkpoint(folder, step, state.capture(), facts, group)

@@ -23,8 +23,7 @@ from run_directory.checkpoints import (
     save_weights,
     steps_of,
 )
-from run_directory.optimizer_settings import AdamWSettings, MuonSettings
-from run_directory.training_settings import CheckpointSettings
+from run_directory.training_settings import AdamWSettings, CheckpointSettings, MuonSettings
 from run_directory.weights import load_weights, weights_of
 from tests.processes import ScriptProcess
 from tests.training.net import Net, save, state_of, trained, update
@@ -35,7 +34,7 @@ def bits(state):
     """All tensors of a state, as bytes."""
     return {
         (kind, name): tensor.detach().clone().reshape(-1).view(torch.uint8)
-        for kind, tensors in state.capture().tensors.items()
+        for kind, tensors in state.capture().items()
         for name, tensor in tensors.items()
     }
 

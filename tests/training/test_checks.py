@@ -2,7 +2,6 @@
 
 import io
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 
 from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
-from run_directory.run_settings import RunSettings
-from run_directory.training_settings import ValidationSettings
+from run_directory.run_settings import ParentSettings, RunSettings
 from settings.load import load_settings
 from tests.files import ROOT
 from tests.model.zoo import build, ids
@@ -20,7 +18,8 @@ from tests.training.tiny import trained
 from training import dry_run, memory_estimate
 from training.checks import check_model, check_processes
 from training.hardware import known_peak
-from training.memory_estimate import MemoryLayout, fixes_for, gathered_keys
+from training.memory_estimate import MemoryEstimate, activations, gathered_keys, memory
+from training.setup import TrainingRun
 from training.train_options import parse_options
 
 CONFIGS = ROOT / "configs"
@@ -86,21 +85,6 @@ def test_work_that_cannot_be_divided_is_rejected(overrides, processes, message):
         check_processes(settings, parallel)
 
 
-@pytest.mark.parametrize(
-    ("settings", "steps", "expected"),
-    [
-        ({"interval": "auto"}, 600, {120, 240, 250, 360, 480, 500, 600}),
-        ({"interval": "auto"}, 3, {1, 2, 3}),
-        ({"interval": 50, "at": [0.25, 0.001, 3, 50]}, 100, {1, 3, 25, 50, 100}),
-        ({"at": [101]}, 100, r"validation\.at has 101, and the run 100 steps"),
-    ],
-)
-def test_validation_steps(settings, steps, expected):
-    message = expected if isinstance(expected, str) else ""
-    with pytest.raises(ValueError, match=message) if message else nullcontext():
-        assert ValidationSettings(**settings).steps(steps) == expected
-
-
 def test_options_that_are_settings(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     options = parse_options("", ["seed=3", "--data", str(tmp_path), "--fork", "runs/x"])
@@ -112,31 +96,41 @@ def test_options_that_are_settings(tmp_path):
 # Memory and time
 
 SHAPE = ["train_length=64", "model.dim=64", "model.heads=2", "model.layers=3"]
-LAYOUT = MemoryLayout(world=1, sharded=False, sequences=8, half=False)
+
+
+def devices(world: int = 1, sharded: bool = False, half: bool = False) -> SimpleNamespace:
+    """GPUs that share a run."""
+    return SimpleNamespace(
+        world=world,
+        data_world=world,
+        sharded=sharded,
+        autocast_dtype=torch.bfloat16 if half else None,
+        device=torch.device("cpu"),
+        device_type="cuda",
+        gather=lambda value: [value],
+    )
 
 
 def test_memory_of_weights_optimizer_and_average():
-    model = meta_model(load(*SHAPE), 258)
+    plain = load(*SHAPE)
+    averaged = load(*SHAPE, "training.ema={}")
+    model = meta_model(plain, 258)
     p = model.parameter_count()
-    for split, layout in (
-        (1, replace(LAYOUT, mean=True)),
-        (4, MemoryLayout(4, True, 2, half=False, mean=True)),
-    ):
-        needed = memory_estimate.memory(model, 64, layout)
+    for split, group in ((1, devices()), (4, devices(4, sharded=True))):
+        needed = memory(model, averaged, group, 8)
         keys = ("weights", "gradients", "moments", "mean")
         assert [needed[key] for key in keys] == [n * p / split for n in (4, 4, 8, 4)]
-    wide = memory_estimate.memory(model, 64, replace(LAYOUT, float_bytes=8))
-    narrow = memory_estimate.memory(model, 64, LAYOUT)
+    wide = memory(model, load(*SHAPE, "training.precision=float64"), devices(), 8)
+    narrow = memory(model, plain, devices(), 8)
     assert wide["weights"] == 8 * p
     assert wide["mean"] == 0
     assert wide["activations"] == 2 * narrow["activations"]
-    ddp = memory_estimate.memory(model, 64, replace(LAYOUT, world=2))
-    assert ddp["buckets"] == 4 * p
+    assert memory(model, plain, devices(2), 8)["buckets"] == 4 * p
     # Of the current and the next block in bfloat16, one block's gradients in both dtypes, and both
     # for the embedding, the head and the last norm, which stay.
     outer = 2 * 258 * 64 + 64
     block = (p - outer) / 3
-    sharded = memory_estimate.memory(model, 64, MemoryLayout(4, True, 2, half=True))
+    sharded = memory(model, plain, devices(4, sharded=True, half=True), 2)
     expected = (2 * 2 + 2 + 4) * block + (2 + 2 + 4) * outer
     assert sharded["whole blocks"] == pytest.approx(expected)
 
@@ -167,63 +161,60 @@ def test_activations_are_those_that_autograd_saves(case, lowest):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         model(ids(4, 64))
     used = sum(storage.nbytes() for storage in saved.values())
-    estimate = 4 * 64 * memory_estimate.activations(model, 64, LAYOUT)
+    estimate = 4 * 64 * activations(model, 64, "none", 4, 4)
     assert lowest < used / estimate < 1.1
 
 
 def test_gathered_keys_of_layers_with_a_window():
-    """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks,
-    and half of the tokens in one of two layers."""
+    """Per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks."""
     sizes = ["train_length=64", "model={dim: 32, layers: 2, heads: 4, kv_heads: 2}"]
-    layout = MemoryLayout(4, False, 1, half=False, context=4)
 
     def numbers(position: str, length: int = 1024) -> float:
         model = make_model(load(*sizes, f"model.position={position}"), 50)
-        return gathered_keys(model, length, layout) / (2 * 2 * 16 * 4)
+        return gathered_keys(model, length, "none", 4) / (2 * 2 * 16)
 
     assert numbers("{name: rope}") == numbers("{name: rope, window: 10, sinks: 2}") == 1024 * 7 / 8
-    assert numbers("{name: rope, window: 10}") == 18 + 256
-    assert numbers("{name: rope, window: 10}", 16) == 14 + 4
+    assert numbers("{name: rope, window: 10}") == 18
+    assert numbers("{name: rope, window: 10}", 16) == 14
 
 
 @pytest.mark.parametrize("sequences", [8, 32, 1])
 def test_suggested_size_is_the_largest_that_fits(sequences):
-    settings = load(*SHAPE)
-    model = meta_model(settings, 258)
-    layout = replace(LAYOUT, sequences=100)
-    needed = memory_estimate.memory(model, 64, replace(layout, sequences=sequences))
-    free = sum(needed.values()) / 0.89
-    assert f"micro_batch_size={sequences} (now 100" in fixes_for(model, settings, layout, free)
+    settings = load(*SHAPE, "training.batch_size=100")
+    estimate = MemoryEstimate(settings, devices(), None)
+    needed = memory(meta_model(settings, 258), settings, devices(), sequences)
+    estimate.free = sum(needed.values()) / 0.89
+    assert f"micro_batch_size={sequences} (now 100" in estimate.fixes
 
 
 def test_a_run_that_does_not_fit_is_refused(overrides, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 1000)
     assert trained(*overrides, "--dry-run") == 1
     printed = capsys.readouterr()
     assert "measured" not in printed.out
     assert "will not fit: set" not in printed.out
     assert "will not fit" in printed.err
-    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 1000)
     with pytest.raises(TrainingError, match="--force"):
         trained(*overrides, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
     assert trained(*overrides, "--force", "--run-dir", tmp_path / "x") == 0
 
 
-def test_flops_are_those_of_each_length_and_recomputation():
+def test_flops_are_those_of_the_windows_that_are_left():
     stages = "training.stages=[{length: 16, duration: 0.4}, {length: 64}]"
     settings = load(*SHAPE, "training.batch_size=4", "training.tokens=2560", stages)
     model = meta_model(settings, 258)
     flops = 1024 * model.flops_per_token(16) + 1536 * model.flops_per_token(64)
-    assert dry_run.flops_of(model, settings.plan, LAYOUT) == pytest.approx(flops, rel=1e-12)
-    again = dry_run.flops_of(model, settings.plan, replace(LAYOUT, checkpointing="full"))
-    assert again == pytest.approx(4 / 3 * flops)
+    assert dry_run.flops_left(settings, model) == pytest.approx(flops, rel=1e-12)
+    parent = ParentSettings(run="x", checkpoint=2, fork=True)  # 2 steps of 16 × 16 tokens
+    fork = settings.model_copy(update={"parent": parent})
+    flops -= 512 * model.flops_per_token(16)
+    assert dry_run.flops_left(fork, model) == pytest.approx(flops, rel=1e-12)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.25])
 def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
-    """Steps take `seconds` by a clock of the test; validations of 4 spans at 1, 2 and 4 × 24
-    tokens take a third of the FLOPs of training on as many tokens."""
+    """12 steps take `seconds` each by a clock of the test."""
     now = [0.0]
 
     def step(state, *_):
@@ -233,13 +224,10 @@ def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
     monkeypatch.setattr(dry_run.time, "perf_counter", lambda: now[0])
     printed = []
     monkeypatch.setattr(dry_run, "duration", lambda total: printed.append(total) or "X")
-    options = parse_options("", [*overrides, "training.validation.interval=null", "--dry-run"])
+    options = parse_options("", [*overrides, "--dry-run"])
     with redirect_stdout(io.StringIO()):
-        assert dry_run.dry_run(options, SimpleNamespace(), step) == 0
-    model = meta_model(load_settings(RunSettings, overrides), 258)
-    tokens = [n * model.flops_per_token(n) for n in (24, 48, 96)]
-    validation = 4 * sum(tokens) / 3 / (8 * tokens[0])
-    assert printed == [pytest.approx(seconds * (12 + validation))]
+        assert dry_run.dry_run(TrainingRun(options, SimpleNamespace()), step) == 0
+    assert printed == [pytest.approx(12 * seconds)]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
-from training.metrics import Metrics, ProgressLines, StepMetrics
+from training.metrics import Metrics, ProgressLines, StepMetrics, WandbLog
 from training.train_state import NOT_FINITE, SPIKE
-from training.wandb_log import WandbLog
 
 
 def write(file, start, *steps, **values):
@@ -88,7 +87,7 @@ def test_corrupted_line_is_named(file, line):
     with pytest.raises(TrainingError, match=r"metrics.jsonl:1: not a line of metrics"):
         read_metrics(file)
     file.write_bytes(content + line)
-    with pytest.raises(TrainingError, match="its last line is not a line of metrics"):
+    with pytest.raises(TrainingError, match=r"metrics.jsonl:3: not a line of metrics"):
         MetricsFile(file, 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
+from run_directory.training_settings import AdamWBase, AdamWSettings, MuonSettings
 from tests.model.zoo import build as zoo_model
 from tests.training.net import APPLY, SKIP, Net
 from training.optimizer import Optimizer, parameter_groups

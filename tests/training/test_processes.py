@@ -632,7 +632,9 @@ def test_only_one_rank_hashes_the_text_of_a_resumed_run(results):
 
 
 def test_errors_of_one_rank_end_all_ranks_with_its_message(results):
-    torn = f"{results[0]}/failing/metrics.jsonl: its last line is not a line of metrics; remove it"
+    file = results[0] / "failing" / "metrics.jsonl"
+    last = len(file.read_bytes().splitlines())
+    torn = f"{file}:{last}: not a line of metrics; remove it"
     for name, main, other in (
         ("failing", f"error: {torn}", f"error: (process 1) process 0 could not begin: {torn}"),
         ("failing last", "error: failed last", "error: (process 1) process 0: failed last"),

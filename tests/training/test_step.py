@@ -6,20 +6,18 @@ import math
 import pytest
 import torch
 
-from run_directory.optimizer_settings import (
+from run_directory.training_settings import (
     AdamWSettings,
     ConstantSchedule,
     CosineSchedule,
     EmaSettings,
     LinearSchedule,
-    WsdSchedule,
-    as_steps,
-)
-from run_directory.training_settings import (
     SkipNonFinite,
     SpikeSettings,
     StopOnNonFinite,
     ValidationSettings,
+    WsdSchedule,
+    as_steps,
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer
@@ -174,6 +172,8 @@ def test_shares_are_rounded_to_the_nearest_step():
 )
 def test_validation_steps(settings, steps, expected):
     assert sorted(ValidationSettings(**settings).steps(steps)) == expected
+    with pytest.raises(ValueError, match=rf"validation.at has {steps + 1}, and the run {steps}"):
+        ValidationSettings(at=[steps + 1]).steps(steps)
 
 
 # EMA

@@ -21,9 +21,9 @@ from interop.export import parity
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.runs import write_run
-from run_directory.checkpoints import Snapshot, save_snapshot
-from run_directory.optimizer_settings import EmaSettings
+from run_directory.checkpoints import save_checkpoint
 from run_directory.run import Run
+from run_directory.training_settings import EmaSettings
 from run_directory.weights import weights_of
 from scripts import export_model, import_model
 from tests.byte_runs import byte_run
@@ -91,7 +91,7 @@ def test_average_and_last_weights(tmp_path, call):
         model.embed.weight.add_(1.0)
     ema.update(1, torch.tensor(False))
     tensors = {"model": weights_of(model), "average": ema.means}
-    save_snapshot(run, Snapshot(8, tensors))
+    save_checkpoint(run, 8, tensors)
     for choice, added in (("", 0.5), ("--weights last", 1)):
         out = tmp_path / f"exported {choice}"
         call(export_model.main, run, "--multiples", 1, "--out", out, *choice.split())
