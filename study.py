@@ -4,6 +4,7 @@
     python study.py configs/studies/quick.yaml              again: resume where it stopped
     python study.py configs/studies/quick.yaml --report     write the report of the finished cells
     python study.py configs/studies/quick.yaml --dry-run    list the cells, the remaining work and time
+    python study.py configs/studies/quick.yaml --list       print the commands that are left, for a shell
     python study.py configs/studies/quick.yaml --jobs 4     run four cells at a time, on CPU or GPUs
     python study.py configs/studies/quick.yaml --hours 8    start no cell that would end later
     python study.py configs/studies/quick.yaml report.baseline=none      override a setting
@@ -31,14 +32,17 @@ A study file:
 The study's directory, by default runs/studies/<name of the file>, contains
 
     study.yaml                    the resolved settings
-    runs/scheme=rope,seed=0/ ...  one run directory per cell; reused if its settings are the same
-    cells/, logs/                 the state and the output of each cell
+    runs/scheme=rope,seed=0/ ...  one run directory per cell: the only record of what is done
+    logs/                         the output of each cell
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
-    study.log                     one line per event
+    study.log, times.jsonl        one line per event, and per command that ran
 
-The same command on several machines with a common folder divides the cells among them, as in
-`sbatch --array=1-8`. A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
+A study is a list of commands: `--list` prints them, one per line, each of which runs in a shell, in
+GNU parallel or as a job; the lines of one cell run in their order. `--launcher slurm` submits each
+cell as a job; SBATCH_PARTITION and other variables of sbatch select its resources. The same command
+on several machines with a common folder divides the cells among them, as in `sbatch --array=1-8`.
+A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
 files wherever they appear, so an override in `base` also takes precedence over the files of the
 grid.
 """
@@ -51,7 +55,6 @@ from errors import printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.grid import cells_of
 from studies.options import parse_options
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
 from studies.running.study_call import StudyCall
@@ -84,18 +87,16 @@ def claims(options: Namespace) -> int:
 
 
 def study_call(options: Namespace) -> StudyCall:
-    """Prepare this process to fork the cells of a study."""
-    import train
+    # these import torch, which --help and a mistyped setting do not need
     from interop.runs import with_imported_parent
-    from studies.running.children import prepare_parent
+    from studies.running.workers import gpus
 
-    prepare_parent(options)
-    return StudyCall(options, Console(), train.main, with_imported_parent)
+    options.jobs = options.jobs or max(1, len(gpus()))
+    return StudyCall(options, Console(), with_imported_parent)
 
 
 def run_study(options: Namespace) -> int:
-    """Run the study, or print its forecast; returns the exit status."""
-    # this imports torch, which --help and a mistyped setting do not need
+    """Run the study, or print or submit its commands; returns the exit status."""
     from studies.running.session import StudySession
 
     call = study_call(options)
@@ -103,9 +104,14 @@ def run_study(options: Namespace) -> int:
     session = StudySession(options.study, options.name, folder, call)
     if options.dry_run:
         session.dry_run()
+    elif options.list:
+        session.print_commands()
+    elif options.launcher:
+        session.submit()
+    if options.dry_run or options.list or options.launcher:
         return 0
     progress, received = session.run()
-    results = session.gather()
+    results = session.gather(progress.errors)
     for line in unfair_comparisons(results["checks"]):
         call.console.warn(line)
     call.console.info(f"results: {folder / RESULTS}")
@@ -115,13 +121,15 @@ def run_study(options: Namespace) -> int:
 
 
 def stored_results(options: Namespace) -> dict:
-    """The stored results of a study, under its present report settings and variants."""
+    """The results of a study, under its present report settings and variants."""
     study = options.study
-    if (options.folder / "cells").is_dir():
-        from studies.running.cell_record import gather
+    if (options.folder / "runs").is_dir():
+        from studies.running.session import StudySession
 
-        return gather(study, options.name, options.folder, cells_of(study))
-    results = read_results(options.folder)  # without the cells, as when it was copied alone
+        session = StudySession(study, options.name, options.folder, study_call(options))
+        session.prepare()
+        return session.gather()
+    results = read_results(options.folder)  # without the runs, as when it was copied alone
     results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
     return results
 

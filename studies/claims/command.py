@@ -44,21 +44,21 @@ def run_claims(call: StudyCall) -> int:
             except StudyError:  # of this claim, such as a text that is not here
                 absent.append(claim)
             else:
-                seconds = [sum(parts.values()) for _, parts in session.left()]
+                work = session.work
                 count = len(session.plans)
-                left[claim.name] = sum(seconds)
-                cells = f"{count - len(seconds)} of {count}"
+                open_cells = sum(bool(parts) for parts in work.left.values())
+                left[claim.name] = sum(map(work.flops_left, session.plans))
+                cells = f"{count - open_cells} of {count}"
         rows.append([
             claim.name,
             claim.settings.question,
             cells,
             claim.status,
             f"{duration(claim.record['cpu_seconds'])} CPU" if claim.is_decided else "",
-            duration(left[claim.name]) if claim.name in left else "",
+            f"{left[claim.name]:.1e} FLOPs" if claim.name in left else "",
         ])  # fmt: skip
     console.table(counted(len(claims), "claim"), COLUMNS, rows)
-    total = duration(sum(left.values()) / options.jobs)
-    print(f"left: {total} with {counted(options.jobs, 'job')}; cells that claims share count twice")
+    print(f"left: {sum(left.values()):.1e} FLOPs; cells that claims share count twice")
     if absent:
         console.warn(
             f"{counted(len(absent), 'claim')} cannot run here; to print the reason: "
@@ -104,8 +104,14 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
         return 0
     if not options.pilot:
         claim.freeze()
+    if options.list:
+        session.print_commands()
+        return 0
+    if options.launcher:
+        session.submit()
+        return 0
     progress, received = session.run()
-    results = session.gather()
+    results = session.gather(progress.errors)
     status = progress.report(received, options.repeat)
     if not options.pilot:
         _print_verdict(claim, results, console)

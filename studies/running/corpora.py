@@ -4,6 +4,7 @@ A corpus used only for evaluation is prepared with the tokenizer of the runs eva
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from data import DataSettings, PreparedData, RunData, is_prepared
@@ -15,6 +16,7 @@ from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import choose_targets
 from evaluation.stores import EvaluationStores
 from run_directory.run import MANIFEST, is_run
+from settings.load import load_settings
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation
 
 
@@ -42,21 +44,18 @@ class StudyCorpora:
             changes["root"] = plan.settings.data.root
         return self._prepared(data.model_copy(update=changes))
 
-    def arguments(
-        self,
-        plan: PlannedCell,
-        evaluation: PlannedEvaluation,
-    ) -> list[str]:
-        """The override of evaluate.py that selects another corpus, if any."""
-        if evaluation.data is None:
-            return []
+    def select(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> PlannedEvaluation:
+        """The evaluation with the folder of its own corpus, if it has one that is prepared."""
         prepared = self.of_evaluation(plan, evaluation)
-        if not isinstance(prepared, PreparedData):
-            return []
-        return [f"{evaluation.store_setting}={prepared.folder}"]
+        if evaluation.data is None or not isinstance(prepared, PreparedData):
+            return evaluation
+        arguments = (*evaluation.arguments, f"{evaluation.store_setting}={prepared.folder}")
+        settings = load_settings(type(evaluation.settings), list(arguments))
+        return replace(evaluation, arguments=arguments, settings=settings)
 
     def check(self, plans: Sequence[PlannedCell]) -> None:
-        """Prepare all corpora; raises StudyError with every problem of every cell."""
+        """Prepare all corpora and select them in the evaluations; raises StudyError with every
+        problem of every cell."""
         problems = CellProblems()
         for plan in plans:
             try:
@@ -64,9 +63,10 @@ class StudyCorpora:
             except USER_ERRORS as error:
                 problems.add(plan.cell, str(error))
                 continue
-            for evaluation in plan.evaluations:
+            for i, evaluation in enumerate(plan.evaluations):
                 try:
                     self._check_targets(plan, evaluation)
+                    plan.evaluations[i] = self.select(plan, evaluation)
                 except USER_ERRORS as error:
                     problems.add(plan.cell, f"evaluations.{evaluation.name}: {error}")
         problems.raise_any(len(plans))

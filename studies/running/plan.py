@@ -30,7 +30,6 @@ from run_directory.stages import last_trained
 from settings.load import differences, identity, load_settings
 from studies.grid import GridCell
 from studies.results.stored import SCHEME
-from studies.running.children import value_of
 from studies.study_settings import EvaluationEntry, StudySettings, matches
 from training.checks import check_model
 
@@ -46,7 +45,7 @@ class PlannedEvaluation:
     """One evaluation of one cell.
 
     Attributes:
-        arguments: of evaluate.py, without the path of another corpus.
+        arguments: of evaluate.py. Preparing the corpora adds the path of another corpus.
         data: another corpus, tokenized as the run's; None: the run's own.
         store_setting: the setting of evaluate.py that selects the corpus.
     """
@@ -165,7 +164,7 @@ class StudyPlanner:
             if file.is_file():
                 self._precision.append(file.read_text(encoding="utf-8"))
             else:
-                self._precision.append(value_of(lambda: auto_precision(settings)))
+                self._precision.append(auto_precision(settings))
         return self._precision[0]
 
     def keep_precision(self) -> None:

@@ -1,78 +1,49 @@
-"""Runs the cells of a study, each in a child process of its own, several at a time.
+"""Runs the cells of a study in worker processes, several at a time.
 
-The first signal lets the children save their checkpoints; the second kills them.
+The first signal lets the workers save their checkpoints; the second kills them.
 """
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from data.files import locked
-from errors import INTERRUPTED, REQUEUE
-from studies.running.cell_work import FAILED as CELL_FAILED
-from studies.running.cell_work import CellWork
-from studies.running.children import STOPPED as STOP_SIGNALS
-from studies.running.children import gpus, start_child
-from studies.running.forecast import StudyForecast
+from errors import REQUEUE
 from studies.running.plan import PlannedCell
-from studies.running.progress import (
-    BUSY,
-    DONE,
-    FAILED,
-    LEFT,
-    RUNNING,
-    STOPPED,
-    StudyProgress,
-)
-from studies.running.study_call import StudyCall
+from studies.running.time_left import BUSY, DONE, FAILED, LEFT, RUNNING, STOPPED, StudyProgress
+from studies.running.workers import ERROR, SIGNALS, Workers, log_of
+from studies.running.workers import FAILED as CELL_FAILED
 
-POLL = 0.05  # seconds between looks at the children
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on
-
-
-@dataclass
-class _RunningCell:
-    work: CellWork
-    slot: int
-    begun: float
+TAIL = 15  # lines of the log of a failed cell that are printed
 
 
 class StudyRunner:
     """One call of a study on its cells. Several processes, also on several machines, may run the
     same study at a time: each cell is locked by the one that works on it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        plans: Sequence[PlannedCell],
-        progress: StudyProgress,
-        forecast: StudyForecast,
-        call: StudyCall,
-    ):
-        self.folder = folder
+    def __init__(self, plans: Sequence[PlannedCell], progress: StudyProgress, hours: float | None):
         self.progress = progress
-        self.forecast = forecast
-        self.call = call
-        self._jobs = call.options.jobs
         self._queue = list(plans)
-        self._running: dict[int, _RunningCell] = {}  # by process id
         self._signals: list[int] = []
         self._retry = 0.0  # when to try cells again that other processes work on
-        hours = call.options.hours
         self._deadline = float("inf") if hours is None else time.monotonic() + 3600 * hours
 
     def run(self) -> signal.Signals | None:
         """Run all cells; the signal that stopped it, or None."""
-        before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        for plan in list(self._queue):
+            if not self.progress.work.left[plan.id]:
+                self._queue.remove(plan)
+                self.progress.phases[plan.id] = DONE
+        if not self._queue:
+            return None
+        self._workers = Workers(self.progress.work.folder, self.progress.jobs)
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
-            while self._start_cells() or self._running:
-                self._collect()
+            while self._start_cells() or len(self._workers):
+                for plan, status, output in self._workers.ended(RETRY):
+                    self._end(plan, status, output)
         finally:
-            self._stop(signal.SIGKILL)
+            self._workers.stop(signal.SIGKILL)
             for number, handler in before.items():
                 signal.signal(number, handler)
         return signal.Signals(self._signals[0]) if self._signals else None
@@ -82,89 +53,54 @@ class StudyRunner:
         is_first = len(self._signals) == 1
         if is_first:
             self.progress.info("stopping: cells save their checkpoints; a second signal kills them")
-        self._stop(signal.SIGINT if is_first else signal.SIGKILL)
-
-    def _stop(self, number: signal.Signals) -> None:
-        for child in list(self._running):
-            with contextlib.suppress(ProcessLookupError):  # it has just exited
-                os.killpg(child, number)
+        self._workers.stop(signal.SIGINT if is_first else signal.SIGKILL)
 
     def _start_cells(self) -> bool:
         """Start cells while there are free slots; whether any cell is left for later."""
-        if self._signals:
-            self._queue.clear()
         can_retry = time.monotonic() > self._retry
         for plan in list(self._queue):
-            if self._signals or len(self._running) == self._jobs:
+            if self._signals or len(self._workers) == self.progress.jobs:
                 break
-            if can_retry or self.progress.phases[plan.id] != BUSY:
-                self._queue.remove(plan)
-                self._start(plan)
+            is_busy = self.progress.phases[plan.id] == BUSY
+            if is_busy and not can_retry:
+                continue
+            self._queue.remove(plan)
+            seconds = self.progress.work.seconds_left([plan]) or 0.0
+            if time.monotonic() + seconds > self._deadline:
+                self.progress.phases[plan.id] = LEFT
+                continue
+            if not is_busy:
+                self.progress.phases[plan.id] = RUNNING
+            self._workers.start(plan)
+        if self._signals:
+            self._queue.clear()
         return bool(self._queue)
 
-    def _work(self, plan: PlannedCell) -> CellWork:
-        return CellWork(plan, self.folder, self.call)
-
-    def _start(self, plan: PlannedCell) -> None:
-        work = self._work(plan)
-        if work.is_done():
-            work.record.save("done", None, work.checkpoint)
-            self.progress.phases[plan.id] = DONE
-            return
-        if time.monotonic() + self.forecast.seconds(plan, work) > self._deadline:
-            self.progress.phases[plan.id] = LEFT
-            return
-        taken = {running.slot for running in self._running.values()}
-        slot = min(set(range(self._jobs)) - taken)
-
-        def child() -> int:
-            if devices := gpus():
-                os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-            plan.run.parent.mkdir(parents=True, exist_ok=True)
-            with locked(plan.run.with_name(f"{plan.run.name}.lock")) as is_ours:
-                if not is_ours:
-                    return REQUEUE
-                return self._work(plan).run()  # what another process has done meanwhile is not left
-
-        if self.progress.phases[plan.id] != BUSY:
-            self.progress.phases[plan.id] = RUNNING
-        pid = start_child(child, work.log)
-        self._running[pid] = _RunningCell(work, slot, time.monotonic())
-
-    def _collect(self) -> None:
-        """Wait a moment, and record the children that have ended."""
-        time.sleep(POLL)
-        for pid in list(self._running):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                running = self._running.pop(pid)
-                seconds = time.monotonic() - running.begun
-                self._end(running.work, os.waitstatus_to_exitcode(status), seconds)
-
-    def _end(self, work: CellWork, status: int, seconds: float) -> None:
-        plan = work.plan
+    def _end(self, plan: PlannedCell, status: int, output: str) -> None:
         if status == 0:
-            self.forecast.add(plan, self.folder)
-            self.progress.finish(plan, DONE, seconds)
+            self.progress.finish(plan, DONE)
         elif status == REQUEUE:
             self._queue.append(plan)
             self._retry = time.monotonic() + RETRY
             if self.progress.phases[plan.id] != BUSY:
                 self.progress.phases[plan.id] = BUSY
                 self.progress.info(f"{plan.id}: waiting for the process that works on it")
-        elif status == INTERRUPTED or (self._signals and status < 0):
-            self.progress.finish(plan, STOPPED, seconds)
+        elif self._signals and status != CELL_FAILED:
+            self.progress.finish(plan, STOPPED)
         else:
-            self.progress.finish(plan, FAILED, seconds, self._error(work, status))
+            log = log_of(self.progress.work.folder, plan)
+            lines = output.splitlines()
+            for line in lines[-TAIL:]:
+                self.progress.console.info(f"    {line}")
+            self.progress.finish(plan, FAILED, f"{_error(status, lines)}; output: {log}")
 
-    def _error(self, work: CellWork, status: int) -> str:
-        """Why a child failed; recorded here if the child could not do so."""
-        record = self._work(work.plan).record
-        if status == CELL_FAILED and record.entry["error"]:
-            return record.entry["error"]
-        error = f"ended with status {status}; output: {work.log}"
-        if status < 0:
-            error = f"ended by {signal.Signals(-status).name}"
-            error += " (possibly out of memory)" if status == -signal.SIGKILL else ""
-        record.save("failed", error, work.checkpoint)
-        return error
+
+def _error(status: int, lines: Sequence[str]) -> str:
+    """Why a worker failed."""
+    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    if status == CELL_FAILED and errors:
+        return "; ".join(errors)
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"ended by {name}" + (" (possibly out of memory)" if name == "SIGKILL" else "")

@@ -1,5 +1,6 @@
-"""One call of a study: its plans, its corpora, their forecast, and what was measured."""
+"""One call of a study: its plans, its corpora, what is left, and what was measured."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,16 +11,16 @@ from evaluation.reports.text import counted
 from run_directory.console import duration
 from settings.load import dump
 from studies.grid import cells_of, running_order, select_cells
-from studies.running.cell_record import gather
-from studies.running.cell_work import CellWork
-from studies.running.forecast import StudyForecast
+from studies.running.commands import commands_left
+from studies.running.gathered import gather
 from studies.running.plan import PlannedCell, StudyPlanner
-from studies.running.progress import StudyProgress
 from studies.running.runner import StudyRunner
 from studies.running.study_call import StudyCall
+from studies.running.time_left import StudyProgress, StudyWork
+from studies.running.workers import submit
 from studies.study_settings import StudySettings
 
-COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "time left", "left"]
+COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "FLOPs", "left"]
 
 
 class StudySession:
@@ -56,63 +57,72 @@ class StudySession:
         self.call.corpora.check(self.plans)
 
     @cached_property
-    def forecast(self) -> StudyForecast:
-        return StudyForecast(self.plans, self.call.corpora, self.folder)
+    def work(self) -> StudyWork:
+        """What is left of all cells, once their text is prepared."""
+        return StudyWork(self.plans, self.call.corpora, self.folder)
 
     @property
-    def work(self) -> list[PlannedCell]:
+    def queue(self) -> list[PlannedCell]:
         """The selected cells in the order in which they run."""
         by_index = {plan.cell.index: plan for plan in self.plans}
         return [by_index[cell.index] for cell in running_order(self.selected, self.study)]
 
-    def left(self) -> list[tuple[PlannedCell, dict[str, float]]]:
-        """The cells that are not done, with the seconds of their unfinished parts."""
-        cells = []
-        for plan in self.plans:
-            work = CellWork(plan, self.folder, self.call)
-            if parts := self.forecast.parts(plan, work):
-                cells.append((plan, parts))
-        return cells
+    def print_commands(self) -> None:
+        """Print the lines that are left of the selected cells, in the order in which they run."""
+        self._begin()
+        for plan in self.queue:
+            for command in commands_left(plan):
+                print(command)
 
     def dry_run(self) -> None:
-        """Print the cells and the remaining time."""
+        """Print the cells, the remaining work and, if a cell is done, the remaining time."""
         self.prepare()
-        left = {plan.id: parts for plan, parts in self.left()}
         rows = []
         for plan in self.plans:
-            parts = left.get(plan.id, {})
-            parameters, _ = self.forecast.size(plan)
+            parameters, flops = self.work.size(plan)
             rows.append([
                 plan.cell.index,
                 plan.id,
                 f"{parameters:,}",
                 f"{plan.settings.trained_tokens:,}",
                 plan.settings.train_length,
-                duration(sum(parts.values())) if parts else "",
-                ", ".join(parts) or "done",
+                f"{flops:.1e}",
+                ", ".join(self.work.left[plan.id]) or "done",
             ])  # fmt: skip
         count = counted(len(self.plans), "cell")
         self.call.console.table(f"{count} in {self.folder}", COLUMNS, rows)
+        left = [plan for plan in self.plans if self.work.left[plan.id]]
         if not left:
             print("everything is done")
             return
-        jobs = self.options.jobs
-        seconds = sum(sum(parts.values()) for parts in left.values()) / jobs
-        print(
-            f"{len(left)} of {count} left: about {duration(seconds)} with {counted(jobs, 'job')}, "
-            "measured on earlier cells or estimated from one step"
-        )
+        text = f"{len(left)} of {count} left"
+        seconds = self.work.seconds_left(left)
+        if seconds is not None:
+            jobs = self.options.jobs
+            text += f": about {duration(seconds / jobs)} with {counted(jobs, 'job')}"
+        print(text)
 
     def run(self) -> tuple[StudyProgress, Signals | None]:
         """Run the selected cells; what became of them, and the signal that stopped the study."""
+        self._begin()
+        progress = StudyProgress(self.queue, self.work, self.options.jobs, self.call.console)
+        runner = StudyRunner(self.queue, progress, self.options.hours)
+        return progress, runner.run()
+
+    def submit(self) -> None:
+        """Submit the selected cells that are not done to the scheduler of `--launcher`."""
+        self._begin()
+        left = [plan for plan in self.queue if self.work.left[plan.id]]
+        ids = submit(left, self.folder, self.options.jobs, self.options.launcher) if left else []
+        print(f"{counted(len(ids), 'job')} submitted: {', '.join(ids)}")
+
+    def gather(self, errors: Mapping[str, str] | None = None) -> dict:
+        """Write results.json from the run directories of all cells, and return it. `errors`: of
+        cells that failed in this call."""
+        return gather(self.study, self.name, self.folder, self.plans, errors)
+
+    def _begin(self) -> None:
+        """Prepare all text, and store what later calls of the study must share."""
         self.prepare()
         write_text(self.folder / "study.yaml", dump(self.study))
         self.planner.keep_precision()
-        journal = self.folder / "study.log"
-        progress = StudyProgress(self.work, self.options.jobs, self.call.console, journal)
-        runner = StudyRunner(self.folder, self.work, progress, self.forecast, self.call)
-        return progress, runner.run()
-
-    def gather(self) -> dict:
-        """Write results.json from the files of all cells, and return it."""
-        return gather(self.study, self.name, self.folder, self.cells)

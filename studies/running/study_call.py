@@ -14,13 +14,11 @@ class StudyCall:
     """The options of the command line, and functions of scripts and packages above this one.
 
     Attributes:
-        train: `main` of train.py.
         with_parent: imports a foreign `parent.run` among the arguments of train.py.
     """
 
     options: Namespace
     console: Console
-    train: Callable[[Sequence[str]], int]
     with_parent: Callable[[Sequence[str]], Sequence[str]]
 
     @cached_property
@@ -28,4 +26,5 @@ class StudyCall:
         """The text of all cells, prepared unless no cell will run."""
         options = self.options
         is_list = options.claims and not options.all
-        return StudyCorpora(self.console, make=not (options.dry_run or is_list))
+        only_reads = options.dry_run or options.report or is_list
+        return StudyCorpora(self.console, make=not only_reads)

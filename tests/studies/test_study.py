@@ -1,7 +1,9 @@
 """study.py end to end: its files, what it reuses, what it rejects."""
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ from errors import StudyError
 from run_directory.metrics_file import read_metrics
 from studies.options import parse_options
 from studies.report.study_report import write_report
-from studies.running.cell_record import VOLATILE
-from tests.files import results_of
+from studies.running.gathered import VOLATILE
+from tests.files import ROOT, results_of
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call
 
@@ -107,7 +109,7 @@ def test_a_damaged_checkpoint_is_refused_and_a_damaged_result_replaced(clean, co
     weights = last / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     stored = folder / "runs" / CELLS[2] / "evaluation" / "held-out" / "results.json"
-    stored.write_text(stored.read_text().replace("fixed-targets", "fixed-tragets"))
+    stored.write_text(stored.read_text()[:-9])
     assert call(monkeypatch, file, "--run-dir", folder) == 1
     record = results_of(folder)
     assert [cell["status"] for cell in record["cells"]] == ["done", "failed", "done", "done"]
@@ -174,9 +176,11 @@ def test_dry_run_starts_nothing(clean, monkeypatch, capsys, tmp_path):
     file, folder = clean
     assert call(monkeypatch, file, "--run-dir", folder, "--dry-run") == 0
     assert "everything is done" in capsys.readouterr().out
+    assert call(monkeypatch, file, "--run-dir", folder, "--list") == 0
+    assert capsys.readouterr().out == ""
     assert call(monkeypatch, file, "--run-dir", tmp_path / "new", "--dry-run") == 0
     output = capsys.readouterr().out
-    assert "4 of 4 cells left" in output
+    assert "4 of 4 cells left\n" in output
     assert not (tmp_path / "new").exists()
 
 
@@ -207,3 +211,37 @@ def test_the_report_needs_only_the_stored_results(clean, figures, monkeypatch, t
     for words in (["--report", "--run-dir", tmp_path / "nowhere"], []):
         with pytest.raises(StudyError):
             call(monkeypatch, *words)
+
+
+def test_the_listed_commands_run_in_a_shell_and_finish_the_study(
+    copied, clean, monkeypatch, capsys
+):
+    file, folder = copied
+    words = [file, "--run-dir", folder, "--list"]
+    shutil.rmtree(folder / "runs" / CELLS[1] / "evaluation")
+    shutil.rmtree(folder / "runs" / CELLS[2])
+    assert call(monkeypatch, *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["train.py", "evaluate.py", "evaluate.py"]
+    subprocess.run(
+        ["sh", "-e"],
+        input="\n".join(lines),
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert call(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == ""
+    assert call(monkeypatch, file, "--run-dir", folder) == 0
+    assert lasting(results_of(folder)) == lasting(results_of(clean[1]))
+
+
+@pytest.mark.parametrize("changed", ["targets=7", "seed=1"])
+def test_an_evaluation_with_another_setting_is_left(
+    copied, write_study, monkeypatch, capsys, changed
+):
+    file = write_study(STUDY.replace("targets=8", f"targets=8, {changed}"))
+    assert call(monkeypatch, file, "--run-dir", copied[1], "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["evaluate.py"] * 4

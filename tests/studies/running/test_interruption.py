@@ -1,18 +1,19 @@
 """A study that is killed, stopped or run concurrently gives the same results."""
 
+import json
 import os
+import shutil
 import signal
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from studies.running.cell_work import CellWork
-from studies.running.children import start_child, value_of
+from data.files import locked
+from run_directory.run import HOLDER
+from studies.running.runner import _error
 from tests.files import results_of
 from tests.processes import wait_until
-from tests.studies.forks import call, exit_status, fork_call
+from tests.studies.forks import call, start
 from tests.studies.test_study import lasting
 
 TOKENS = 3840  # 20 steps, a checkpoint every 3
@@ -42,10 +43,10 @@ def test_an_interrupted_study_resumes_to_the_same_results(
 ):
     arguments = [write_study(tokens=TOKENS), "--only", CELL, "--run-dir", tmp_path / "study"]
     expected = 0.15 * written(whole)
-    child = fork_call(tmp_path / "log", *arguments)
+    process = start(tmp_path / "log", *arguments)
     wait_until(lambda: written(tmp_path / "study") >= expected)
-    os.kill(child, number)
-    status = exit_status(child)
+    process.send_signal(number)
+    status = process.wait()
     if number == signal.SIGKILL:
         assert status == -signal.SIGKILL
         assert not (tmp_path / "study" / "results.json").exists()
@@ -57,100 +58,59 @@ def test_an_interrupted_study_resumes_to_the_same_results(
     assert results_of(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
 
 
-def fail(error: BaseException) -> int:
-    raise error
-
-
-@pytest.mark.parametrize(
-    ("work", "status", "output"),
-    [
-        (lambda: print("hello") or 3, 3, "hello"),
-        (lambda: fail(KeyError("gone")), 1, "KeyError"),
-        (lambda: fail(KeyboardInterrupt()), 130, ""),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL, ""),
-    ],
-)
-def test_a_child_has_its_own_log_and_status(tmp_path, work, status, output):
-    log = tmp_path / "logs" / "a.log"
-    assert exit_status(start_child(work, log)) == status
-    assert output in log.read_text()
-
-
-def test_a_child_returns_a_value():
-    assert value_of(lambda: {"a": 1.5}) == {"a": 1.5}
-    with pytest.raises(RuntimeError):
-        value_of(lambda: fail(KeyError("gone")))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl exists on Linux only")
-def test_children_end_with_the_study(tmp_path):
-    mark = tmp_path / "pid"
-
-    def sleep() -> int:
-        mark.write_text(f"{os.getpid()}")
-        time.sleep(60)
-        return 0
-
-    def study() -> int:
-        start_child(sleep, tmp_path / "inner.log")
-        time.sleep(60)
-        return 0
-
-    child = start_child(study, tmp_path / "log")
-    wait_until(lambda: mark.exists() and mark.read_text())
-    os.kill(child, signal.SIGKILL)
-    exit_status(child)
-    wait_until(lambda: _is_gone(int(mark.read_text())), seconds=30)
-
-
-def _is_gone(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
-def test_a_second_signal_kills_cells(write_study, tmp_path, monkeypatch):
-    """A cell that ignores the first one."""
-
-    def deaf(work: CellWork) -> int:
-        signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
-        print("deaf", flush=True)
-        for _ in range(600):
-            time.sleep(0.1)
-        return 0
-
-    monkeypatch.setattr(CellWork, "run", deaf)
+def test_workers_end_with_a_killed_study(write_study, tmp_path):
     folder = tmp_path / "study"
-    log = folder / "logs" / f"{CELL}.log"
-    child = fork_call(tmp_path / "log", write_study(), "--only", CELL, "--run-dir", folder)
-    for word in ("deaf", "asked"):
-        wait_until(lambda word=word: log.exists() and word in log.read_text())
-        os.kill(child, signal.SIGINT)
-    assert exit_status(child) == 128 + signal.SIGINT
+    words = [write_study(tokens=100 * TOKENS), "--only", CELL, "--run-dir", folder]
+    process = start(tmp_path / "log", *words)
+    wait_until(lambda: written(folder) > 0)
+    process.kill()
+    process.wait()
+
+    def is_free() -> bool:
+        with locked(folder / "runs" / f"{CELL}.lock") as is_ours:
+            return is_ours
+
+    wait_until(is_free, seconds=30)
 
 
-def test_a_cell_that_crashes_is_named(write_study, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(CellWork, "run", lambda work: os.kill(os.getpid(), signal.SIGKILL))
-    words = [write_study(), "--only", CELL, "--run-dir", tmp_path]
-    assert call(monkeypatch, *words) == 1
-    assert f"{CELL} failed: ended by SIGKILL" in capsys.readouterr().err
-    assert results_of(tmp_path)["cells"][0]["status"] == "failed"
+def test_a_cell_that_is_killed_does_not_stop_the_others(write_study, tmp_path):
+    folder = tmp_path / "study"
+    words = [write_study(tokens=TOKENS), "--only", "scheme=rope*", "--run-dir", folder]
+    process = start(tmp_path / "log", *words)
+    wait_until(lambda: written(folder) > 0)
+    _, worker, *_ = (folder / "runs" / CELL / HOLDER).read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    assert process.wait() == 1
+    cells = results_of(folder)["cells"]
+    assert [cell["status"] for cell in cells[:2]] == ["failed", "done"]
+    assert cells[0]["error"].startswith("ended by SIGKILL")
 
 
-def test_cells_that_do_not_fit_into_the_time_are_left(write_study, tmp_path, monkeypatch, capsys):
-    words = [write_study(), "--run-dir", tmp_path, "--hours", 1e-5]
+def test_errors_of_a_cell_are_those_in_its_log():
+    assert _error(1, ["error: a: x", "step 3", "error: b: y"]) == "a: x; b: y"
+    assert _error(3, []) == "ended with status 3"
+
+
+def test_cells_that_do_not_fit_into_the_time_are_left(
+    whole, write_study, tmp_path, monkeypatch, capsys
+):
+    """By the rate of the cells that are done."""
+    folder = tmp_path / "study"
+    shutil.copytree(whole, folder)
+    line = {"cell": CELL, "part": "training", "wall": 7200, "cpu": 1}
+    (folder / "times.jsonl").write_text(json.dumps(line) + "\n")
+    words = [write_study(tokens=TOKENS), "--run-dir", folder, "--hours", 1]
     assert call(monkeypatch, *words) == 0
-    assert "4 left for later" in capsys.readouterr().err
-    assert {cell["status"] for cell in results_of(tmp_path)["cells"]} == {"pending"}
+    assert "1 done, 3 left for later" in capsys.readouterr().err
+    states = [cell["status"] for cell in results_of(folder)["cells"]]
+    assert states == ["done"] + 3 * ["pending"]
 
 
 def test_processes_divide_the_cells_of_a_study(write_study, tmp_path):
     folder = tmp_path / "study"
     arguments = [write_study(), "--run-dir", folder]
-    children = [fork_call(tmp_path / f"log{i}", *arguments) for i in range(2)]
-    assert [exit_status(child) for child in children] == [0, 0]
+    processes = [start(tmp_path / f"log{i}", *arguments) for i in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
     cells = results_of(folder)["cells"]
     assert [cell["status"] for cell in cells] == ["done"] * 4
     assert [cell["timing"]["attempts"] for cell in cells] == [1] * 4
