@@ -51,7 +51,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from errors import printable
+from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
@@ -126,10 +126,14 @@ def stored_results(options: Namespace) -> dict:
     if (options.folder / "runs").is_dir():
         from studies.running.session import StudySession
 
-        session = StudySession(study, options.name, options.folder, study_call(options))
-        session.prepare()
-        return session.gather()
-    results = read_results(options.folder)  # without the runs, as when it was copied alone
+        call = study_call(options)
+        try:
+            session = StudySession(study, options.name, options.folder, call)
+            session.prepare()
+            return session.gather()
+        except UserError as error:  # such as a text that is not here
+            call.console.warn(f"the report is of {options.folder / RESULTS} as it is: {error}")
+    results = read_results(options.folder)  # also without the runs, as when it was copied alone
     results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
     return results
 

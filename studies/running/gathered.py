@@ -40,12 +40,14 @@ def gather(
     Apart from `timing` it depends on the run directories only, and on `errors`: of the cells that
     ended in this call. A cell that did not run keeps its earlier error.
     """
-    known = errors or {}
+    earlier = []
     if (folder / RESULTS).is_file():
         earlier = read_object(folder / RESULTS)["cells"]
-        known = {cell["id"]: cell["error"] for cell in earlier} | dict(known)
-    times = read_times(folder)
-    entries = [_entry(plan, known.get(plan.id), times[plan.id]) for plan in plans]
+    known = {cell["id"]: cell["error"] for cell in earlier} | dict(errors or {})
+    timings = {cell["id"]: cell["timing"] for cell in earlier}
+    for cell, lines in read_times(folder).items():
+        timings[cell] = {f"{clock}_seconds": _sums(lines, clock) for clock in ("wall", "cpu")}
+    entries = [_entry(plan, known.get(plan.id), timings.get(plan.id, {})) for plan in plans]
     results = {
         "format": 1,
         "name": name,
@@ -67,9 +69,9 @@ def read_times(folder: Path) -> dict[str, list[dict]]:
     return times
 
 
-def _entry(plan: PlannedCell, error: str | None, times: Sequence[dict]) -> dict[str, Any]:
+def _entry(plan: PlannedCell, error: str | None, timing: dict[str, Any]) -> dict[str, Any]:
     """A cell as in results.json."""
-    timing: dict[str, Any] = {f"{clock}_seconds": _sums(times, clock) for clock in ("wall", "cpu")}
+    timing = {"wall_seconds": {}, "cpu_seconds": {}} | timing
     entry = {
         "id": plan.id,
         "axes": plan.cell.axes,

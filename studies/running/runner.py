@@ -90,7 +90,8 @@ class StudyRunner:
         else:
             log = log_of(self.progress.work.folder, plan)
             lines = output.splitlines()
-            for line in lines[-TAIL:]:
+            last = max((i for i, line in enumerate(lines) if line.startswith(ERROR)), default=None)
+            for line in lines[:last][-TAIL:]:
                 self.progress.console.info(f"    {line}")
             self.progress.finish(plan, FAILED, f"{_error(status, lines)}; output: {log}")
 

@@ -245,3 +245,22 @@ def test_an_evaluation_with_another_setting_is_left(
     assert call(monkeypatch, file, "--run-dir", copied[1], "--list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["evaluate.py"] * 4
+
+
+def test_a_study_whose_text_is_gone_is_reported_from_its_results(
+    copied, write_study, monkeypatch, capsys
+):
+    folder = copied[1]
+    file = write_study(STUDY.replace("[{base}]", "[{base}, data.source.path=nowhere]"))
+    assert call(monkeypatch, file, "--run-dir", folder, "--report") == 0
+    assert "nowhere" in capsys.readouterr().err
+    assert json.loads((folder / "report.html").read_text("utf-8")) == results_of(folder)
+
+
+def test_an_evaluation_of_another_checkpoint_is_left(copied, monkeypatch, capsys):
+    file, folder = copied
+    stored = folder / "runs" / CELLS[0] / "evaluation" / "held-out" / "results.json"
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"checkpoint_hash": "0"}))
+    assert call(monkeypatch, file, "--run-dir", folder, "--list") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[1] == "evaluate.py"
