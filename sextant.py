@@ -176,8 +176,8 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
 
     resolved = with_imported_parent(arguments)
     if run_dir is None:
-        settings, parent = read_run_settings(resolved)
-        _, run_dir = resolve_precision(settings, parent, lambda s: run_folder(s, resolved))
+        settings, _ = read_run_settings(resolved)
+        _, run_dir = resolve_precision(settings, lambda s: run_folder(s, resolved))
     status = _train_script().main([*resolved, "--run-dir", str(run_dir)])
     if status:
         raise RuntimeError(f"training stopped with status {status}; repeat the call to resume it")

@@ -23,17 +23,16 @@ import torch
 from run_directory.training_settings import TrainingSettings
 from settings.load import setting_before_validation
 from settings.script import run_main
-from training.batches import StepBatch, step_batches
+from training.announcement import announce, announce_end
 from training.checkpointer import Checkpointer, resume
 from training.hardware import peak_memory
-from training.metrics import Metrics
-from training.options import parse_options
+from training.metrics import Metrics, StepResult, reduce_step
+from training.micro_batches import StepBatch, step_batches
 from training.parallel import Parallel
 from training.schedule import TrainingSchedule
 from training.setup import TrainingRun
-from training.step import StepResult, reduce_step
 from training.stop_requests import StopRequests
-from training.summary import announce, announce_end
+from training.train_options import parse_options
 from training.train_state import TrainState
 from training.validation import Validation
 

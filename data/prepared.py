@@ -144,8 +144,13 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
 def _folders_prepared_with(settings: DataSettings) -> list[Path]:
     """The finished folders of `data.root` whose recorded settings are these."""
     wanted = _content_of(settings.model_dump(mode="json"))
-    finished = sorted(Path(settings.root).expanduser().glob("*/prepared.json"))
-    return [file.parent for file in finished if _content_of(read_json(file)["settings"]) == wanted]
+    folders = []
+    for file in sorted(Path(settings.root).expanduser().glob("*/prepared.json")):
+        with damage_reported(file, hint(file.parent)):
+            recorded = read_json(file)["settings"]
+        if _content_of(recorded) == wanted:
+            folders.append(file.parent)
+    return folders
 
 
 def _content_of(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.kinds import KINDS
 from evaluation.ranks import joined
 from evaluation.reports.document import print_table
-from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.report import EvaluationReport
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump

@@ -15,6 +15,7 @@ from data.tokenizers import Tokenizer
 from errors import EvaluationError, TrainingError
 from evaluation.scoring.methods import CellPlace, Method, new_sinks
 from model import AnyPosition, ModelError, Transformer, legal_overrides
+from model.decoding import pack
 from run_directory.console import Console
 from run_directory.position_overrides import meta_model, override, why, widens
 from run_directory.run import Run
@@ -148,7 +149,7 @@ class EvaluatedModel:
             return self._model
         if self._cast is None or self._cast.embed.weight.dtype != dtype:
             self._cast = None  # free it before the next one is made
-            self._cast = copy.deepcopy(self._model).to(dtype).pack()
+            self._cast = pack(copy.deepcopy(self._model).to(dtype))
         return self._cast
 
 

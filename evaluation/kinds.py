@@ -21,10 +21,9 @@ from evaluation.evaluation_settings import (
     MeasurementSettings,
 )
 from evaluation.ranks import EvaluationRanks
-from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.diagnostic_report import attention_report, generation_report
-from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.loss_report import loss_report
+from evaluation.reports.loss_report import comparison_report, loss_report
+from evaluation.reports.report import EvaluationReport
 from evaluation.reports.task_report import item_report, task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
@@ -37,7 +36,7 @@ from evaluation.scoring.methods import (
 )
 from evaluation.scoring.plan import ChosenTargets, choose_targets
 from evaluation.scoring.session import CellSession
-from evaluation.statistics.analysis import analyze
+from evaluation.statistics.loss_table import analyze
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.item_session import ItemResult, ItemSession

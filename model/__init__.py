@@ -1,7 +1,6 @@
 """The decoder and its positional schemes, independent of files, data and training."""
 
 from errors import ModelError
-from model.attention.sharding import ContextShard
 from model.cache import Cache
 from model.devices import find_device
 from model.loss import IGNORED
@@ -12,6 +11,7 @@ from model.model_settings import (
     legal_overrides,
 )
 from model.position import SCHEMES
+from model.sharding import ContextShard
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 

@@ -1,6 +1,6 @@
 """One decoder layer: a token mixer and a gated MLP, with their norms."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -14,13 +14,12 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
-from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.attention.softmax import KeyMixer
-from model.fast.biased import NAMESPACE
-from model.mixers.base import AttentionPass, LayerKind
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import AttentionPass, LayerKind, Mixer
 from model.model_settings import Activation, ModelSettings
+from model.sharding import ShardedWindow
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
@@ -88,7 +87,7 @@ class Block(nn.Module):
     def __init__(self, s: ModelSettings, kind: LayerKind):
         super().__init__()
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.attention = MIXERS[kind.mixer.name][1](kind)
+        self.attention: Mixer = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = GatedMLP(s.dim, s.ffn_dim, s.mlp_bias, s.activation)
         self.norm_placement = kind.norm_placement
@@ -105,6 +104,11 @@ class Block(nn.Module):
         self.scale = nn.Parameter(torch.empty(1)) if s.layer_scale else None
         self.checkpointing: Checkpointing = "none"
         self._compiled: Callable[..., Tensor] | None = None
+
+    @property
+    def mixer(self) -> Mixer:
+        """The token mixer, whose weights are stored as those of `attention`."""
+        return self.attention
 
     @property
     def is_isolated(self) -> bool:
@@ -124,7 +128,6 @@ class Block(nn.Module):
         passes: Iterable[AttentionPass],
         layer_cache: Any,
         hook: AttentionHook | None = None,
-        window: ShardedWindow | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of the passes; with K = 0 the pass only fills
         the cache.
@@ -132,10 +135,10 @@ class Block(nn.Module):
         Args:
             passes: one pass, or those of the chunks of x, in order, where the window is sharded.
                 They may be created one at a time.
-            window: the window that x is a part of; its other ranks call their block too. x is
-                updated in place where the window is streamed.
+            layer_cache: keys or state before these tokens, or None; or the sharded window that x is
+                a part of. x is updated in place where the window is streamed.
         """
-        args = x, passes, layer_cache, hook, window
+        args = x, passes, layer_cache, hook
         recompute = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
         run = self._selective if recompute == "selective" else self._forward
         if self._compiled and self.training:
@@ -159,47 +162,13 @@ class Block(nn.Module):
         passes: Iterable[AttentionPass],
         layer_cache: Any,
         hook: AttentionHook | None,
-        window: ShardedWindow | None,
     ) -> Tensor:
-        if window is None:
-            (only,) = passes
-            return self._layer(x, only, layer_cache, hook)
-        gathered = self.attention.sharded_cache(window)
-        parts = []
-        if not window.streamed and isinstance(gathered, GatheredKeys):
-            return self._overlapped(window.split(x), passes, gathered, hook)
-        for part, each in zip(window.split(x), passes, strict=True):
-            out = self._layer(part, each, gathered, hook)
-            if window.streamed and out.shape == part.shape:
-                out = part.copy_(out)
-            parts.append(out)
-        is_updated = window.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
-        return x if is_updated else torch.cat(parts, dim=1)
+        if isinstance(layer_cache, ShardedWindow):
+            return layer_cache.run(self, x, passes, hook)
+        (only,) = passes
+        return self.chunk(x, only, layer_cache, hook)
 
-    def _overlapped(
-        self,
-        parts: Sequence[Tensor],
-        passes: Iterable[AttentionPass],
-        gathered: GatheredKeys,
-        hook: AttentionHook | None,
-    ) -> Tensor:
-        """The passes of all chunks. All gathers start before the first attention, in the same order
-        on all ranks, so that those of later chunks overlap with it."""
-        assert isinstance(self.attention, KeyMixer)
-        started = []
-        outputs = []
-        for part, each in zip(parts, passes, strict=True):
-            normed = self.input_norms[0](part)
-            plan, k, v = self.attention.project(normed, each, gathered)
-            gathered.start(k, v)
-            started.append((part, each, normed, plan))
-        for part, each, normed, plan in started:
-            k, v = gathered.finish()
-            mixed = self.attention.attend(normed, each, plan, k, v, hook)
-            outputs.append(self._finish(part, each, mixed))
-        return torch.cat(outputs, dim=1)
-
-    def _layer(
+    def chunk(
         self,
         x: Tensor,
         step: AttentionPass,
@@ -209,12 +178,12 @@ class Block(nn.Module):
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
         normed = self.input_norms[0](x)
         if hook is None:
-            mixed = self.attention(normed, step, layer_cache)
+            mixed = self.mixer(normed, step, layer_cache)
         else:
-            mixed = self.attention(normed, step, layer_cache, hook)
-        return self._finish(x, step, mixed)
+            mixed = self.mixer(normed, step, layer_cache, hook)
+        return self.finish(x, step, mixed)
 
-    def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
+    def finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
         """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K,
         C)."""
         r = self.residual_multiplier

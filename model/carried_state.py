@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from errors import ModelError
+from model.mixers import MIXERS
 from model.mixers.layer_state import LayerState
-from model.mixers.registry import MIXERS
 from model.model_settings import ModelSettings
 from model.position import Accumulate
 from model.token_positions import TokenPositions

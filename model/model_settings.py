@@ -16,9 +16,9 @@ from pydantic import (
 )
 
 from errors import ModelError
-from model.attention.softmax import AttentionMixer
-from model.mixers.base import Gate, LayerKind, MixerSettings, NormPlacement
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import Gate, LayerKind, MixerSettings, NormPlacement
+from model.mixers.softmax import AttentionMixer
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
 from settings.fields import StrictSettings, optional, setting

@@ -7,7 +7,7 @@ D head dimension, V vocabulary size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -16,19 +16,20 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
-from model.attention.mask import mask_dtype
-from model.attention.sharding import ContextShard, ShardedWindow
-from model.attention.softmax import Attention
+from model.attention.mask import joined, mask_dtype
 from model.block import Block, Checkpointing
 from model.cache import Cache, CacheIndex
 from model.carried_state import CarriedState
-from model.fast.joined_weights import joined_layers, store_joined
 from model.loss import OutputHead, summed_nll, token_nll
-from model.mixers.base import AttentionPass, Modifiers
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import AttentionPass
 from model.model_settings import ModelSettings, check_override
 from model.position import SCHEMES, AttentionContext, PositionalScheme
+from model.sharding import ContextShard, ShardedWindow
 from model.token_positions import TokenPositions
+
+Hooks = Sequence[AttentionHook | None]  # of each layer
+Reduction = Literal["none", "sum"]  # of the negative log-likelihood
 
 
 def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -98,16 +99,14 @@ class Transformer(nn.Module):
             self.layer_schemes.append((f"{kind}-{i}" if per_layer else kind, kind))
         self._kind_of = dict(self.layer_schemes)
         self.position = self._make_schemes(s)
-        # by layer kind, or by kind and layer
-        self.schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
-        self.blocks = [Block(s, self.kinds[kind]) for kind in s.layer_kinds]
-        self.layers = nn.ModuleList(self.blocks)
+        blocks = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
+        self.layers = cast(list[Block], blocks)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 
-    def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
-        """New scheme instances by name."""
+    def _make_schemes(self, s: ModelSettings) -> dict[str, PositionalScheme]:
+        """New scheme instances, by layer kind or by kind and layer, in an `nn.ModuleDict`."""
         kinds = s.resolved_kinds
         made = nn.ModuleDict()
         for name, kind_name in self._kind_of.items():
@@ -115,7 +114,7 @@ class Transformer(nn.Module):
             geometry = kind.geometry(self.train_length, self.original_length)
             MIXERS[kind.mixer.name][1].check(s.position_key(kind_name), kind, geometry)
             made[name] = SCHEMES[kind.position.name][1](kind.position, geometry)
-        return made
+        return cast(dict[str, PositionalScheme], made)
 
     def initialize(self, seed: int) -> Transformer:
         """Initialize all weights from `seed`, identically on every device and rank.
@@ -138,8 +137,8 @@ class Transformer(nn.Module):
 
         embedding_std = min(0.1 * base_dim**-0.5, 2 / base_dim) if s.tie_embeddings else 1.0
         draw(self.embed.weight, embedding_std)
-        for block in self.blocks:
-            given = block.attention.initial_values
+        for block in self.layers:
+            given = block.mixer.initial_values
             for name, weight in block.named_parameters():
                 if name.startswith("attention.position."):
                     continue
@@ -153,11 +152,11 @@ class Transformer(nn.Module):
                     is_output = name in ("attention.wo.weight", "mlp.down.weight")
                     divisor = math.sqrt(2 * s.layers) if is_output else 1
                     draw(weight, weight.shape[1] ** -0.5 / divisor)
-            block.attention.position.initialize()
+            block.mixer.position.initialize()
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
             draw(self.head.weight, 0.1 * base_dim**-0.5)
-        for scheme in self.schemes.values():
+        for scheme in self.position.values():
             scheme.initialize(generator, embedding_std)
         return self
 
@@ -176,15 +175,15 @@ class Transformer(nn.Module):
         kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
-            modifiers = [Modifiers(kinds[name]) for name in settings.layer_kinds]
-        transfer_parameters(self.position, schemes)
-        for block, modifier in zip(self.blocks, modifiers, strict=True):
-            transfer_parameters(block.attention.position, modifier)
-            block.attention.position = modifier
+            modifiers = [kinds[name].modifiers() for name in settings.layer_kinds]
+        for name, scheme in schemes.items():
+            transfer_parameters(self.position[name], scheme)
+        for block, modifier in zip(self.layers, modifiers, strict=True):
+            transfer_parameters(block.mixer.position, modifier)
+            block.mixer.position = modifier
         self.position = schemes
         self.settings = settings
         self.kinds = kinds
-        self.schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
         """Compile the training pass as a whole, or each block if weights are gathered between
@@ -198,23 +197,8 @@ class Transformer(nn.Module):
         if not by_block:
             self._compiled = torch.compile(self.forward_chunks, **options)
             return
-        for block in self.blocks:
+        for block in self.layers:
             block.compile(**options)
-
-    def pack(self) -> Transformer:
-        """Store the weights as decoding reads them fastest: weights with the same input in one
-        matrix, which is transposed on a CPU. Parameters keep their names, shapes and values; they
-        become views. Moving, casting or copying the model undoes it.
-
-        Models decode equally fast without it, with a copy of the weights during a generation.
-        """
-        if self.head is not None:
-            store_joined([self.head])
-        for block in self.blocks:
-            if isinstance(block.attention, Attention):
-                for linears in joined_layers(block):
-                    store_joined(linears)
-        return self
 
     def make_cache(
         self,
@@ -234,8 +218,8 @@ class Transformer(nn.Module):
         }
         dtype = dtype or self.embed.weight.dtype
         layers = [
-            block.attention.make_cache(indices.get(kind), dtype)
-            for block, kind in zip(self.blocks, self.settings.layer_kinds, strict=True)
+            block.mixer.make_cache(indices.get(kind), dtype)
+            for block, kind in zip(self.layers, self.settings.layer_kinds, strict=True)
         ]
         return Cache(batch, capacity, list(self.kinds), indices, layers, self.depends_on_length)
 
@@ -243,7 +227,7 @@ class Transformer(nn.Module):
         """Recompute activations of blocks in the backward pass: activation checkpointing
         (arXiv:1604.06174). Call it before `compile`.
         """
-        for block in self.blocks:
+        for block in self.layers:
             block.checkpointing = checkpointing
 
     def forward(
@@ -253,8 +237,8 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | CarriedState | None = None,
         keep: int | None = None,
-        hooks: Sequence[AttentionHook | None] | None = None,
-        reduction: Literal["none", "sum"] = "none",
+        hooks: Hooks | None = None,
+        reduction: Reduction = "none",
         z_loss: float | None = None,
         shard: ContextShard | None = None,
     ) -> Tensor:
@@ -290,10 +274,10 @@ class Transformer(nn.Module):
                 "windows that are sharded over processes have no cache, and outputs of the last "
                 "tokens only in evaluation mode under torch.no_grad()"
             )
-        if hooks is not None and len(hooks) != len(self.blocks):
-            raise ModelError(f"{len(hooks)} hooks for {len(self.blocks)} layers: give one for each")
-        for block, hook in zip(self.blocks, hooks or [None] * len(self.blocks), strict=True):
-            if hook is not None and not block.attention.has_attention_weights:
+        if hooks is not None and len(hooks) != len(self.layers):
+            raise ModelError(f"{len(hooks)} hooks for {len(self.layers)} layers: give one for each")
+        for block, hook in zip(self.layers, hooks or [None] * len(self.layers), strict=True):
+            if hook is not None and not block.mixer.has_attention_weights:
                 raise ModelError(
                     "layers without softmax attention have no attention weights for hooks"
                 )
@@ -308,26 +292,21 @@ class Transformer(nn.Module):
             count = tokens.shape[1]
             positions = TokenPositions.plain(count, offset=offset, device=tokens.device)
         keep = tokens.shape[1] if keep is None else keep
-        if shard is not None and is_streamed:
-            window = ShardedWindow(shard, positions, streamed=True)
+        window = shard and ShardedWindow(shard, positions, is_streamed)
+        if window and is_streamed:
             x = self._stream(tokens, window, keep, hooks)
-            return self._outputs(self.norm(x), targets, reduction, z_loss)
-        window = None
-        own = [positions]
-        if shard is not None:
-            window = ShardedWindow(shard, positions)
-            own = window.own
+            return self._outputs(x, targets, reduction, z_loss)
+        own = window.own if window else [positions]
         run = self._compiled if self._compiled and self.training else self.forward_chunks
         return run(
             tokens,
             [self.prepare(new) for new in own],
             targets=targets,
-            cache=cache,
+            cache=window or cache,
             keep=keep,
             hooks=hooks,
             reduction=reduction,
             z_loss=z_loss,
-            window=window,
         )
 
     def prepare(self, positions: TokenPositions) -> TokenChunk:
@@ -338,7 +317,7 @@ class Transformer(nn.Module):
         """
         dtype = mask_dtype(self.embed.weight)
         tables = {}
-        for name, scheme in self.schemes.items():
+        for name, scheme in self.position.items():
             scheme.check(positions)
             tables[name] = scheme.tables(positions, dtype)
         factors = {}
@@ -358,22 +337,22 @@ class Transformer(nn.Module):
         chunks: list[TokenChunk],
         *,
         targets: Tensor | None,
-        cache: Cache | CarriedState | None,
+        cache: Cache | CarriedState | ShardedWindow | None,
         keep: int,
-        hooks: Sequence[AttentionHook | None] | None,
-        reduction: Literal["none", "sum"],
+        hooks: Hooks | None,
+        reduction: Reduction,
         z_loss: float | None,
-        window: ShardedWindow | None,
     ) -> Tensor:
         """`forward` with prepared chunks of tokens; torch.compile traces it."""
-        if window is not None:
-            keys = self._sharded_keys(window)
+        sequence = None
+        if isinstance(cache, ShardedWindow):
+            keys = self._sharded_keys(cache)
+            sequence = cache.positions
         elif cache is not None:
             keys = [cache.advance(chunks[0].positions)]
         else:
             keys = [dict.fromkeys(self.kinds, chunks[0].positions)]
         x = self._embed(tokens, chunks)  # (B, T, C)
-        sequence = None if window is None else window.positions
         batch = len(x)
         passes = [
             self.passes(batch, chunk, visible, sequence=sequence)
@@ -383,29 +362,47 @@ class Transformer(nn.Module):
         if keep < tokens.shape[1]:
             queries = chunks[0].positions.last(keep)
             last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
-        for i, block in enumerate(self.blocks):
-            is_last = i == len(self.layers) - 1
+
+        def passes_of(name: str, is_last: bool) -> list[AttentionPass]:
+            return [each[name] for each in (last_passes if is_last else passes)]
+
+        x = self._through_layers(x, passes_of, cache, hooks)
+        return self._outputs(x, targets, reduction, z_loss)
+
+    def _through_layers(
+        self,
+        x: Tensor,
+        passes_of: Callable[[str, bool], Iterable[AttentionPass]],
+        cache: Cache | CarriedState | ShardedWindow | None,
+        hooks: Hooks | None,
+    ) -> Tensor:
+        """The embeddings x (B, T, C) → normalized hidden states (B, K, C).
+
+        Args:
+            passes_of: the passes of a scheme instance, by its name and whether they are those of
+                the last layer.
+        """
+        last = len(self.layers) - 1
+        # all layers know a sharded window
+        is_whole = cache is None or isinstance(cache, ShardedWindow)
+        for i, block in enumerate(self.layers):
             name, _ = self.layer_schemes[i]
-            own_passes = last_passes if is_last else passes
-            x = block(
-                x,
-                [each[name] for each in own_passes],
-                None if cache is None else cache.layers[i],
-                None if hooks is None else hooks[i],
-                window,
-            )
-        return self._outputs(self.norm(x), targets, reduction, z_loss)
+            layer_cache = cache if is_whole else cache.layers[i]
+            hook = None if hooks is None else hooks[i]
+            x = block(x, passes_of(name, i == last), layer_cache, hook)
+        return self.norm(x)
 
     def _stream(
         self,
         tokens: Tensor,
         window: ShardedWindow,
         keep: int,
-        hooks: Sequence[AttentionHook | None] | None,
+        hooks: Hooks | None,
     ) -> Tensor:
-        """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created
-        anew for each chunk and layer: those of all chunks would take more memory than the keys."""
-        for scheme in self.schemes.values():
+        """Normalized hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks
+        are created anew for each chunk and layer: those of all chunks would take more memory than
+        the keys."""
+        for scheme in self.position.values():
             scheme.check(window.positions)  # raises on every rank alike
         chunks = list(zip(window.own, self._sharded_keys(window), window.last(keep), strict=True))
 
@@ -419,11 +416,7 @@ class Transformer(nn.Module):
         x = self.embed_tokens(tokens)
         for part, new in zip(window.split(x), window.own, strict=True):
             part.copy_(self.embed_chunk(part, self.prepare(new)))
-        for i, block in enumerate(self.blocks):
-            name, _ = self.layer_schemes[i]
-            hook = None if hooks is None else hooks[i]
-            x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
-        return x
+        return self._through_layers(x, passes, window, hooks)
 
     def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:
         """The positions of the keys by layer kind, for each of this rank's chunks."""
@@ -435,15 +428,8 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, chunks: list[TokenChunk]) -> Tensor:
         """Embeddings (B, T, C) of the tokens of all chunks, with positions."""
-        x = self.embed_tokens(tokens)
-        if len(chunks) == 1:
-            return self.embed_chunk(x, chunks[0])
-        parts = []
-        for chunk in chunks:
-            count = chunk.positions.count
-            parts.append(self.embed_chunk(x[:, :count], chunk))
-            x = x[:, count:]
-        return torch.cat(parts, dim=1)
+        parts = self.embed_tokens(tokens).split([chunk.positions.count for chunk in chunks], dim=1)
+        return joined([self.embed_chunk(*each) for each in zip(parts, chunks, strict=True)], 1)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """The token embeddings (B, T, C), without positions."""
@@ -453,7 +439,7 @@ class Transformer(nn.Module):
 
     def embed_chunk(self, x: Tensor, chunk: TokenChunk) -> Tensor:
         """The token embeddings x (B, T, C) of a chunk, with positions."""
-        for name, scheme in self.schemes.items():
+        for name, scheme in self.position.items():
             x = scheme.embed(x, chunk.tables[name], chunk.positions)
         return x
 
@@ -475,11 +461,11 @@ class Transformer(nn.Module):
             names: of the scheme instances; None: all.
         """
         passes = {}
-        is_isolated = self.training and any(block.is_isolated for block in self.blocks)
+        is_isolated = self.training and any(block.is_isolated for block in self.layers)
         block_masks: dict[str, dict] = {kind: {} for kind in self.kinds}
-        for name in names or self.schemes:
+        for name in names or self.position:
             kind = self._kind_of[name]
-            scheme = self.schemes[name]
+            scheme = self.position[name]
             context = AttentionContext(
                 new=chunk.positions,
                 queries=chunk.positions if queries is None else queries,
@@ -504,7 +490,7 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         targets: Tensor | None,
-        reduction: Literal["none", "sum"],
+        reduction: Reduction,
         z_loss: float | None,
     ) -> Tensor:
         """See `forward`, from normalized hidden states x (B, K, C)."""
@@ -531,19 +517,19 @@ class Transformer(nn.Module):
     @property
     def limit(self) -> int | None:
         """The longest input that all schemes support; None: unlimited."""
-        return min((s.limit for s in self.schemes.values() if s.limit is not None), default=None)
+        return min((s.limit for s in self.position.values() if s.limit is not None), default=None)
 
     @property
     def depends_on_length(self) -> bool:
         """Whether any scheme depends on the declared sequence length."""
         parts = [kind.position.temperature for kind in self.kinds.values()]
-        return any(part.depends_on_length for part in [*parts, *self.schemes.values()])
+        return any(part.depends_on_length for part in [*parts, *self.position.values()])
 
     def cached_numbers(self, tokens: int) -> int:
         """Numbers in the cache of one row of `tokens` tokens, over all layers."""
-        layers = zip(self.blocks, self.layer_schemes, strict=True)
+        layers = zip(self.layers, self.layer_schemes, strict=True)
         return sum(
-            block.attention.cached_numbers(tokens, self.schemes[name].key_features)
+            block.mixer.cached_numbers(tokens, self.position[name].key_features)
             for block, (name, _) in layers
         )
 
@@ -554,7 +540,7 @@ class Transformer(nn.Module):
         """Training FLOPs per token in sequences of `length` tokens: 6 per matrix weight (with the
         head, without the embedding), plus the pairwise FLOPs of the mixers."""
         s = self.settings
-        weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
+        weights = sum(p.numel() for block in self.layers for p in block.parameters() if p.ndim == 2)
         weights += self.vocab_size * s.dim
         flops = 6.0 * weights
-        return flops + sum(block.attention.pair_flops(length) for block in self.blocks)
+        return flops + sum(block.mixer.pair_flops(length) for block in self.layers)

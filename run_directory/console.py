@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
-from rich.console import ConsoleRenderable, RichCast
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from errors import printable
-
-FRAMES = 4  # maximum redraws per second of a live view
 
 
 class Console:
@@ -32,7 +28,7 @@ class Console:
         self.quiet = quiet
         self.results = results
         self.interval = interval
-        self._screens: list[RichConsole] = []  # rich consoles with a live display
+        self._screen: RichConsole | None = None  # that of a progress bar
 
     def info(self, text: str) -> None:
         """Print one line, unless quiet."""
@@ -45,13 +41,8 @@ class Console:
 
     def _line(self, text: str) -> None:
         text = printable(text)
-        if self._screens:
-            self._screens[-1].print(
-                text,
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+        if self._screen is not None:
+            self._screen.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -60,7 +51,7 @@ class Console:
         """Show progress over `total` units (None: unknown) in the block; yields the counter."""
         if self.quiet:
             yield Counter()
-        elif sys.stderr.isatty() and not self._screens:
+        elif sys.stderr.isatty() and self._screen is None:
             progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=28),
@@ -70,12 +61,16 @@ class Console:
                 console=RichConsole(file=sys.stderr),
             )
             task = progress.add_task(printable(label).replace("[", r"\["), total=total, rate="")
-            with self._owned_by(progress.console), progress:
-                yield Counter(
-                    lambda counter: progress.update(
-                        task, completed=counter.done, rate=f"{_count(counter.rate)} {unit}/s"
+            self._screen = progress.console
+            try:
+                with progress:
+                    yield Counter(
+                        lambda counter: progress.update(
+                            task, completed=counter.done, rate=f"{_count(counter.rate)} {unit}/s"
+                        )
                     )
-                )
+            finally:
+                self._screen = None
         else:
             counter = Counter(lambda counter: self._progress_line(counter, label, total, unit))
             end = "stopped"
@@ -101,34 +96,6 @@ class Console:
             share = f"{counter.done / total:.0%} ({_count(counter.done)} of {_count(total)} {unit})"
             left = f", {duration((total - counter.done) / counter.rate)} left"
         self._line(f"{label}: {share}, {_count(counter.rate)} {unit}/s{left}")
-
-    @contextmanager
-    def live(self, view: ConsoleRenderable | RichCast) -> Iterator[Callable[[], None] | None]:
-        """Show `view` at the bottom of the terminal. Yields a function that redraws it, at most
-        `FRAMES` times a second, or None without a terminal; lines are printed above it."""
-        screen = RichConsole(file=sys.stderr)
-        if self.quiet or self._screens or not sys.stderr.isatty() or screen.is_dumb_terminal:
-            yield None
-            return
-        with self._owned_by(screen), Live(view, console=screen, auto_refresh=False) as live:
-            screen.show_cursor(True)  # a process that is killed cannot restore it
-            last = 0.0
-
-            def draw() -> None:
-                nonlocal last
-                if (now := time.monotonic()) - last >= 1 / FRAMES:
-                    last = now
-                    live.refresh()
-
-            yield draw
-
-    @contextmanager
-    def _owned_by(self, screen: RichConsole) -> Iterator[None]:
-        self._screens.append(screen)
-        try:
-            yield
-        finally:
-            self._screens.remove(screen)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table; numeric columns are right-aligned."""

@@ -1,5 +1,6 @@
 """Settings of optimizers, of the EMA and of learning-rate schedules."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
@@ -108,8 +109,33 @@ class _Schedule(StrictSettings):
         0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
     )
 
+    def rate(self, peak: float, step: int, steps: int) -> float:
+        """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates.
+
+        The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate,
+        and the w-th has the peak. A decay over n updates then falls from the peak, at its first
+        update, towards min_lr_ratio · peak, which it would reach one update after the last: no
+        update has a rate of zero.
+
+        With a warm-up in steps, the rates before the decay do not depend on the length of the run,
+        so runs of several lengths can share their first steps.
+        """
+        warmup = as_steps(self.warmup, steps)
+        if step < warmup:
+            return peak * (step + 1) / warmup
+        return peak * self.ratio(step, steps, warmup)
+
+    def ratio(self, step: int, steps: int, warmup: int) -> float:
+        """The rate of an update after the warm-up, as a share of the peak."""
+        return 1.0
+
 
 _MIN_LR_RATIO = "learning rate at the end, as a share of the peak"
+
+
+def _decayed(least: float, left: float) -> float:
+    """From 1 to `least` as the share of the decay that is left goes from 1 to 0."""
+    return least + (1 - least) * left
 
 
 class CosineSchedule(_Schedule):
@@ -118,12 +144,19 @@ class CosineSchedule(_Schedule):
     name: Literal["cosine"] = "cosine"
     min_lr_ratio: float = setting(0.1, _MIN_LR_RATIO, ge=0, le=1)
 
+    def ratio(self, step: int, steps: int, warmup: int) -> float:
+        left = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+        return _decayed(self.min_lr_ratio, left)
+
 
 class LinearSchedule(_Schedule):
     """Linear decay from the peak to `min_lr_ratio`."""
 
     name: Literal["linear"] = "linear"
     min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
+
+    def ratio(self, step: int, steps: int, warmup: int) -> float:
+        return _decayed(self.min_lr_ratio, 1 - (step - warmup) / (steps - warmup))
 
 
 class WsdSchedule(_Schedule):
@@ -135,6 +168,11 @@ class WsdSchedule(_Schedule):
         0.2, "decay at the end: up to 1 a share of the run, above 1 a number of steps", gt=0
     )
     min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
+
+    def ratio(self, step: int, steps: int, warmup: int) -> float:
+        # at least one step; a decay of 1 is the whole run
+        decay = steps if self.decay == 1 else max(1, as_steps(self.decay, steps))
+        return _decayed(self.min_lr_ratio, min(1.0, (steps - step) / decay))
 
 
 class ConstantSchedule(_Schedule):

@@ -204,7 +204,7 @@ def _recorded_parent(run: Run, parent: Path) -> ParentRun | None:
     own = run.manifest.get("lineage", [{}])[0]
     if own.get("run") != str(parent):
         return None
-    inherited = RunSettings.from_earlier_versions(run.manifest["inherited"])
+    inherited = run.manifest["inherited"]
     settings = RunSettings.model_validate(inherited)
     checkpoint = Checkpoint(parent, own["step"], own["checkpoint_hash"])
     return ParentRun(parent, settings, checkpoint, {}, inherited)

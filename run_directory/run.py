@@ -35,6 +35,7 @@ from data.generated import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer
+from model.decoding import pack
 from run_directory.checkpoints import (
     AVERAGE,
     STATE,
@@ -49,7 +50,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained
 from run_directory.weights import load_weights, named_weights, read_into, shapes_in
 from settings.fields import show
-from settings.load import differences, dump, identity, load_stored
+from settings.load import differences, dump, identity, load_settings
 from settings.yaml_io import parse_yaml
 
 SETTINGS = "settings.yaml"
@@ -214,9 +215,8 @@ class Run:
     def settings(self) -> RunSettings:
         """Every setting. Raises TrainingError where those of the model were edited after
         training."""
-        settings = load_stored(RunSettings, self.folder / SETTINGS)
-        hashes = self.manifest.get(MODEL_HASHES)
-        if hashes is not None and (own := self._stored_hash()) not in hashes:
+        settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
+        if (own := self._stored_hash()) not in self._recorded(MODEL_HASHES):
             raise TrainingError(
                 f"{self.folder / SETTINGS}: model, train_length, original_length or "
                 f"training.stages was edited after training (hash {own[:12]}, not that in "
@@ -309,10 +309,6 @@ class Run:
             ModelError: an override that the trained scheme does not allow.
         """
         console = console or Console()
-        if MODEL_HASHES not in self.manifest:
-            console.info(
-                f"{self.folder}: an earlier version saved it; its model settings are not verified"
-            )
 
         def read() -> LoadedRun:
             files = (WEIGHTS, AVERAGE, STATE)
@@ -340,7 +336,7 @@ class Run:
             elif default == "ema":
                 digest = hashlib.sha256(f"{chosen} {digest}".encode()).hexdigest()
             return LoadedRun(
-                model=model.to(device).eval().pack(),
+                model=pack(model.to(device).eval()),
                 tokenizer=self.tokenizer,
                 settings=settings,
                 step=source.step,

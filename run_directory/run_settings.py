@@ -4,18 +4,17 @@ Fields marked `may_change` do not shape the weights beyond rounding: they may di
 resumed and do not count in its identity.
 """
 
-import re
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
-from model.model_settings import ModelSettings, without_pattern_scheme
+from model.model_settings import ModelSettings
 from run_directory.optimizer_settings import WsdSchedule
 from run_directory.training_settings import TrainingSettings, segments
-from settings.fields import RemovedSetting, StrictSettings, free, optional, setting
+from settings.fields import StrictSettings, free, optional, setting
 
 
 class ParentSettings(StrictSettings):
@@ -41,47 +40,6 @@ class ParentSettings(StrictSettings):
 
 class RunSettings(StrictSettings):
     """All settings of one run."""
-
-    removed: ClassVar[dict[str, RemovedSetting]] = {
-        "data.group_bytes": RemovedSetting(
-            None, "all text is prepared before training", changes_numbers=True
-        ),
-        "data.skip": RemovedSetting(
-            None,
-            "a source is read from its start",
-            changes_numbers=True,
-        ),
-        "training.rank_timeout": RemovedSetting(
-            1800.0, "the time-outs of process groups find lost processes"
-        ),
-        "training.checkpoint.asynchronous": RemovedSetting(
-            False, "checkpoints are written before the next step"
-        ),
-        "training.checkpoint.best": RemovedSetting(
-            None, "keep_interval keeps checkpoints to choose from"
-        ),
-        "training.optimizer.groups": RemovedSetting(
-            None, "positions_lr sets the rate of the positional scheme", changes_numbers=True
-        ),
-        "training.optimizer.adamw.groups": RemovedSetting(
-            None, "positions_lr sets the rate of the positional scheme", changes_numbers=True
-        ),
-        "training.profile": RemovedSetting(None, "torch.profiler can record train.train_step"),
-        "training.tensorboard": RemovedSetting(
-            False, "metrics.jsonl and Weights & Biases have the metrics"
-        ),
-    }
-
-    @classmethod
-    def from_earlier_versions(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """Kinds of layers as settings of the model, instead of `model.position.name = pattern`."""
-        tree = tree | {"model": without_pattern_scheme(tree.get("model"))}
-        for stage in tree.get("training", {}).get("stages", []):
-            stage["overrides"] = [
-                re.sub(r"^model\.position\.kinds\.([\w-]+)\.", r"model.kinds.\1.position.", text)
-                for text in stage.get("overrides", [])
-            ]
-        return tree
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
     original_length: int | None = setting(

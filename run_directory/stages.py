@@ -92,16 +92,16 @@ def stage_of(stages: Sequence[Stage], step: int) -> Stage:
     return [stage for stage in stages if stage.start <= step][-1]
 
 
-def stage_after(stages: Sequence[Stage], done: int) -> Stage:
-    """The stage of the last of `done` updates: that of a checkpoint."""
-    return stage_of(stages, max(done - 1, 0))
+def stage_after(stages: Sequence[Stage], step: int) -> Stage:
+    """The stage of the last of the first `step` updates: that of a checkpoint."""
+    return stage_of(stages, max(step - 1, 0))
 
 
-def last_trained(settings: RunSettings, done: int) -> tuple[RunSettings, str]:
-    """The settings of the last of `done` updates, and the overrides up to it as a line, '' if there
-    are none."""
+def last_trained(settings: RunSettings, step: int) -> tuple[RunSettings, str]:
+    """The settings of the last of the first `step` updates, and the overrides up to it as a line,
+    '' if there are none."""
     stages = stages_of(settings)
-    last = stage_after(stages, done)
+    last = stage_after(stages, step)
     passed = [
         f"after step {s.start}: {', '.join(s.overrides)}"
         for s in stages

@@ -34,14 +34,13 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def own_offset(tensor: Tensor) -> tuple[int, ...]:
-    """The offset of this process's shard in the whole tensor."""
+    """The offset of this process's shard in the whole tensor. FSDP2 shards the first dimension, in
+    parts of equal size as far as they suffice."""
     if not is_sharded(tensor):
         return (0,) * tensor.ndim
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
-    placements = tensor.placements  # type: ignore[attr-defined]
-    return tuple(compute_local_shape_and_global_offset(tensor.shape, mesh, placements)[1])
+    rows = -(-len(tensor) // mesh.size())
+    return (min(mesh.get_local_rank() * rows, len(tensor)), *[0] * (tensor.ndim - 1))
 
 
 def whole_name(name: str) -> str:

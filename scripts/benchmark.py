@@ -37,6 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
+
 from data.files import write_text
 from errors import TrainingError
 from evaluation.reports.document import markdown_table
@@ -46,7 +48,7 @@ from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.families import FAMILIES
 from model import SCHEMES, TokenPositions, Transformer
-from model.decoding import make_decoder
+from model.decoding import make_decoder, pack
 from model.devices import find_device, prepare_cpu
 from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
@@ -314,7 +316,7 @@ def decode(work: Workload, rows: int) -> Task:
         def logits(row: Tensor) -> Tensor:
             return theirs(row[None]).logits[0]
     else:
-        ours = work.our_model().to(dtype).pack()
+        ours = pack(work.our_model().to(dtype))
         if work.device != "cpu":
             weights = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
             ideal = NEW * weights * dtype.itemsize / bandwidth(ids.device)
@@ -423,7 +425,7 @@ def core(work: Workload, heads: int = 8, dim: int = 32, length: int = 2048) -> T
 def context_decode(work: Workload) -> Task:
     """Tokens after a context, of which each call continues the one before."""
     context = int(work.variant.split()[-1])
-    model = work.our_model().pack()
+    model = pack(work.our_model())
     calls = work.repeats + 2
     positions = TokenPositions.plain(context + calls * NEW, device=work.device)
     cache = model.make_cache(1, positions.position_end)

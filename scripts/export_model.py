@@ -8,7 +8,10 @@ the export in transformers are compared with those of the run at 1, 4 and 16 tim
 length; an export whose logits differ is not written. Requires the extra `interop`.
 """
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
 from interop.export.files import check_new
 from interop.export.folder import DTYPES, export_folder

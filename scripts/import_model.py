@@ -10,7 +10,10 @@ the checkpoint is run. Models that would compute something other than in transfo
 docs/interop.md shows how transformers converts a GGUF file to such a folder.
 """
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
 from interop.export.files import check_new
 from interop.runs import find_checkpoint, imported_folder, write_run

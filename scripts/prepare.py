@@ -11,6 +11,9 @@ the prepared folder; its prepared.json has the numbers of the tables.
 
 import sys
 from argparse import Namespace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
 from data import DataError, DataSettings, prepared_folder
 from data.generated import generated

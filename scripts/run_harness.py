@@ -12,6 +12,9 @@ lists the model arguments. Requires the extra `harness`.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
 from interop.extras import load_extra
 from settings.script import run_main

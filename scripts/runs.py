@@ -7,7 +7,10 @@ Validation loss is that of the last validation at the trained length, in nats pe
 `done`, `training`, `stopped` (the same command resumes it) or `imported`.
 """
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
 from data.files import locked, read_object
 from errors import TrainingError

@@ -10,6 +10,11 @@ position above. It listens on the loopback interface only, handles one request a
 with Ctrl-C. Overrides of model.position change the positional scheme as in generate.py.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
+
 from interop.loss_page import HOST, LossPage, make_server
 from interop.runs import run_of
 from model import find_device

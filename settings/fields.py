@@ -30,13 +30,11 @@ class RemovedSetting:
 
     Attributes:
         default: its default then, which is ignored without a note.
-        reason: why other values are ignored or refused, as a sentence.
-        changes_numbers: other values are refused, because they changed what a run computed.
+        reason: why other values are ignored, as a sentence.
     """
 
     default: Any
     reason: str
-    changes_numbers: bool = False
 
 
 class StrictSettings(BaseModel):
@@ -53,11 +51,6 @@ class StrictSettings(BaseModel):
         allow_inf_nan=False,
     )
     removed: ClassVar[dict[str, RemovedSetting]] = {}  # by dotted name
-
-    @classmethod
-    def from_earlier_versions(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """The tree of stored settings in the spelling of this version."""
-        return tree
 
     @model_validator(mode="before")
     @classmethod

@@ -34,13 +34,6 @@ def load_settings(cls: type[S], arguments: Sequence[str], below: dict | None = N
     return SettingsLayers(arguments, defaults(cls) if below is None else below).validated(cls)
 
 
-def load_stored(cls: type[S], file: Path) -> S:
-    """The settings in a file that this or an earlier version has written; see `load_settings`."""
-    layers = SettingsLayers([str(file)], defaults(cls))
-    layers.tree = cls.from_earlier_versions(layers.tree)
-    return layers.validated(cls)
-
-
 def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
     """The same settings with overrides applied; files are rejected."""
     files, _ = split_arguments(overrides)
@@ -177,12 +170,10 @@ class SettingsLayers:
             if not isinstance(group, dict) or key not in group:
                 continue
             value = group.pop(key)
-            origin = self._origin((*path, key)) or "override"
-            text = f"{origin}: {dotted} = {show(value)}: {removed.reason}"
-            if value != removed.default and removed.changes_numbers:
-                self.problems.append(f"{text}; remove it")
-            elif value != removed.default:
-                print(f"note: {text}; it is ignored", file=sys.stderr)
+            if value != removed.default:
+                origin = self._origin((*path, key)) or "override"
+                text = f"{origin}: {dotted} = {show(value)}: {removed.reason}; it is ignored"
+                print(f"note: {text}", file=sys.stderr)
 
     def _origin(self, path: tuple) -> str:
         """`file:line` of the nearest key at or above `path`; empty for an override."""

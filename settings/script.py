@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
     def advice(self, unknown: str) -> str:
         """What an unknown option probably means, to be followed by other advice."""
-        options = [name for action in self._actions for name in action.option_strings]
+        options = re.findall(r"--[\w-]+", self.format_usage())
         longer = [name for name in options if name.startswith(f"--{unknown}")]
         close = longer or difflib.get_close_matches(f"--{unknown}", options, n=1, cutoff=0.7)
         return f"did you mean {close[0]}? " if close else ""

@@ -67,7 +67,7 @@ def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
 def add_scheme(folder: Path, code: str) -> None:
     """What the page says: one file, and one line of the registry."""
     (folder / "model/position/schemes/root.py").write_text(code, encoding="utf-8")
-    registry = folder / "model/position/registry.py"
+    registry = folder / "model/position/__init__.py"
     text = registry.read_text(encoding="utf-8")
     text = text.replace("schemes import (", "schemes import (\n    root,", 1)
     entry = re.search(r'add `("root": [^`]*)`', walkthrough())

@@ -4,7 +4,11 @@ constructs.
 
 import ast
 import re
+import subprocess
+import sys
+import sysconfig
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.files import ROOT
@@ -24,45 +28,23 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["interop"] = {*MAY_IMPORT} - {"studies"}
 PACKAGES = {*MAY_IMPORT, "scripts", "tests"}
-# Modules of the model, one level a line: higher levels import lower ones. SCHEMES are all other files
-# of model/position.
-LEVELS = """
-model.token_positions model.attention model.fast model.attention.weights model.mixers
-model.loss model.attention.mask
-model.fast.biased model.fast.single_query model.attention.flex model.attention.explicit
-model.attention.sdpa
-model.attention.kernels model.position.table
-model.position.temperature
-model.position.base
-SCHEMES
-model.position.registry
+# Parts of the model, lowest first: modules import those of their own part and of lower lines.
+PARTS = """
+model.token_positions model.loss model.devices
+model.attention
 model.position
-model.cache model.mixers.recurrence
-model.fast.fla
-model.attention.sharding
-model.mixers.layer_state
-model.mixers.base
-model.attention.softmax
-model.mixers.linear
-model.mixers.short_convolution
-model.mixers.recurrent
-model.mixers.latent
-model.mixers.registry
+model.cache
+model.sharding
+model.mixers
 model.model_settings
 model.carried_state model.block
-model.fast.joined_weights
 model.transformer
-model.fast.packed model.static_cache model.cuda_graph
-model.fast.prepared
 model.decoding
 model
 """
 RANKS = {
-    module: level
-    for level, line in enumerate(LEVELS.strip().splitlines())
-    for module in line.split()
+    part: level for level, line in enumerate(PARTS.strip().splitlines()) for part in line.split()
 }
-SCHEME = RANKS["SCHEMES"]
 
 
 def sources() -> list[Path]:
@@ -137,9 +119,10 @@ def arrows(path: Path) -> list[tuple[int, str]]:
     return imports(parsed(path), module_of(path), path.name == "__init__.py")
 
 
-def rank(module: str) -> int:
-    is_scheme = module.startswith("model.position.")
-    return RANKS.get(module, SCHEME if is_scheme else RANKS["model.transformer"])
+def part_of(module: str) -> str:
+    """The part of the model that a module belongs to; fails for a module of none."""
+    folder = ".".join(module.split(".")[:2])
+    return folder if folder in RANKS else module
 
 
 def test_package_imports_follow_the_layers():
@@ -159,15 +142,17 @@ def test_package_imports_follow_the_layers():
 
 
 def test_model_imports_follow_the_layers():
-    wrong = []
-    for path in sorted((ROOT / "model").rglob("*.py")):
-        high = rank(module_of(path))
-        for line, name in arrows(path):
-            low = rank(name)
-            if name.split(".")[0] == "model" and not (low < high or low == high == SCHEME):
-                wrong.append(
-                    f"{shown(path)}:{line}: rank {high} may not import {name} (rank {low})"
-                )
+    imported = {
+        module_of(path): {name for _, name in arrows(path) if name.split(".")[0] == "model"}
+        for path in sorted((ROOT / "model").rglob("*.py"))
+    }
+    TopologicalSorter(imported).prepare()  # raises CycleError
+    wrong = [
+        f"{module} may not import {name}"
+        for module, names in imported.items()
+        for name in names
+        if (low := part_of(name)) != (high := part_of(module)) and RANKS[low] >= RANKS[high]
+    ]
     assert wrong == []
 
 
@@ -190,16 +175,63 @@ CHANGED_PROCESS = re.compile(
 )
 
 
+def clone_line(path: Path) -> str:
+    """The one line by which a script finds the clone that it is part of."""
+    parent = len(path.relative_to(ROOT).parts) - 1
+    return f"sys.path.insert(0, str(Path(__file__).resolve().parents[{parent}]))"
+
+
 def test_no_changed_search_path_and_no_scripts_run_as_modules():
-    """Packages are found by an editable install; what scripts share lives in packages."""
+    """Packages are found in the clone; what scripts share lives in packages. Only the files in
+    scripts/, which Python starts with their own folder on its path, add the clone."""
     wrong = [
         f"{shown(path)}:{number}: {line.strip()}"
         for path in sources()
         if path.relative_to(ROOT).parts[0] != "tests"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if CHANGED_PROCESS.search(line)
+        and not (path.is_relative_to(ROOT / "scripts") and line.startswith(clone_line(path)))
     ]
     assert wrong == []
+
+
+def test_every_script_adds_the_clone_before_it_imports_from_it():
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py")}
+    scripts = {path: text for path, text in texts.items() if "__main__" in text}
+    assert len(scripts) > 9
+    for path, text in scripts.items():
+        lines = text.splitlines()
+        first = next(
+            number
+            for number, line in enumerate(lines)
+            if (name := re.match(r"(?:from|import) (\w+)", line))
+            and ((ROOT / name[1]).is_dir() or (ROOT / f"{name[1]}.py").is_file())
+        )
+        assert any(line.startswith(clone_line(path)) for line in lines[:first]), shown(path)
+
+
+def test_a_script_runs_where_nothing_is_installed_but_the_dependencies(tmp_path):
+    """-I and -S: no PYTHONPATH, and no editable install, which a .pth file of the site adds."""
+    (tmp_path / "texts").mkdir()
+    for i in range(20):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} " * 20)
+    script = ROOT / "scripts" / "prepare.py"
+    arguments = ["--data", "texts", "data.tokenizer.name=bytes"]
+    start = (
+        "import importlib.util, runpy, sys\n"
+        f"sys.path.append({sysconfig.get_paths()['purelib']!r})\n"
+        "assert importlib.util.find_spec('run_directory') is None\n"
+        f"sys.argv = [{str(script)!r}, *{arguments!r}]\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / done.stdout.splitlines()[-1] / "prepared.json").is_file()
 
 
 def test_model_imports_nothing_for_types_only():

@@ -1,30 +1,94 @@
 """The metrics of a run while it trains: metrics.jsonl, Weights & Biases, and the terminal."""
 
-import importlib
 import math
-import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from errors import INTERRUPTED, TrainingError
+import torch
+from torch import Tensor
+
+from errors import INTERRUPTED, REQUEUE, TrainingError
 from run_directory.checkpoints import steps_of
-from run_directory.console import Console
+from run_directory.console import Console, duration
 from run_directory.metrics_file import MetricsFile
 from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
-from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage
-from training.batches import StepBatch
 from training.hardware import known_peak, peak_memory
-from training.live_view import LiveView
+from training.micro_batches import StepBatch
+from training.parallel import Parallel
 from training.setup import TrainingRun
-from training.step import REASONS, SPIKE, StepMetrics, StepResult
-from training.train_state import TrainState
+from training.train_state import REASONS, SPIKE, StepDecision, TrainState
+from training.wandb_log import WandbLog
 
-FINISH = 20.0  # seconds to finish uploads to Weights & Biases
+
+def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, Tensor]:
+    """Sum over all ranks the NLL and, of the ranks' exit statuses, how many are not 0 and how many
+    ask for a requeue, (2,)."""
+    requests = [torch.full_like(nll, float(flag)) for flag in (status > 0, status == REQUEUE)]
+    total = parallel.sum(torch.stack([nll, *requests]))
+    return total[0], total[1:]
+
+
+class StepMetrics(NamedTuple):
+    """The metrics of one step, on the host."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    status: int  # exit status requested by any rank; 0: none
+    reason: int  # why the update was skipped: 0, NOT_FINITE or SPIKE
+    count: int  # steps of the run skipped for that reason so far
+    stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The metrics of one step, copied to the host asynchronously: reading waits for this step
+    only."""
+
+    # (7,) float64: loss, gradient norm, ranks that exit, ranks to requeue, reason, count, stopped
+    values: Tensor
+    ready: torch.cuda.Event | None  # recorded when `values` have arrived; None: they have
+
+    @classmethod
+    def of(
+        cls, loss: Tensor, grad_norm: Tensor, requests: Tensor, decision: StepDecision
+    ) -> "StepResult":
+        """From tensors on the device.
+
+        Args:
+            loss: the mean NLL over all targets and ranks.
+            grad_norm: the gradient norm before clipping.
+            requests: the counts of `reduce_step`.
+            decision: that of the StepGuard.
+        """
+        scalars = (loss, grad_norm, *requests, decision.reason, decision.count, decision.stopped)
+        values = torch.stack([x.double() for x in scalars])
+        if values.device.type != "cuda":
+            return cls(values, None)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record()
+        return cls(host, ready)
+
+    def read(self) -> StepMetrics:
+        """Wait for the values."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, exits, requeue, reason, count, stopped = self.values.tolist()
+        status = REQUEUE if requeue else INTERRUPTED if exits else 0
+        return StepMetrics(
+            loss=loss,
+            grad_norm=norm,
+            status=status,
+            reason=int(reason),
+            count=int(count),
+            stopped=bool(stopped),
+        )
 
 
 class Metrics:
@@ -46,42 +110,31 @@ class Metrics:
         self._peak = peak and peak * run.parallel.world  # FLOP/s
         self._flops_per_token = run.model.flops_per_token
         self._tokens = settings.tokens_after(state.step)
-        self._view = LiveView(
-            name=run.folder.name,
-            steps=run.steps,
-            tokens=settings.trained_tokens,
-            done=state.step,
-            console=run.console,
-        )
         self._open = ExitStack()
         self._file: MetricsFile | None = None
         self._sinks: list[Any] = []  # with `write`
-        self._places: dict[Path, os.stat_result] = {}
         with error_barrier(run.parallel, "begin"):
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
                 self._open.callback(self._file.close)
-                self._sinks = [self._view]
+                self._sinks = [ProgressLines(run.steps, settings.trained_tokens, run.console)]
                 if settings.training.wandb.mode != "disabled":
                     wandb = WandbLog(settings, run.folder, run.console)
                     self._open.callback(wandb.close)
                     self._sinks.append(wandb)
-                places = (run.folder, run.folder / METRICS, run.folder / MANIFEST)
-                self._places = {path: path.stat() for path in places}
         self._queue: list[tuple[int, StepResult, dict, Stage]] = []
         self._seconds = 0.0  # of the steps since the last measured speed
         self._measured = self._tokens  # tokens then
         self.loss = math.nan
 
     def __enter__(self) -> "Metrics":
-        self._view.draw = self._open.enter_context(self._run.console.live(self._view))
         self.resume_clock()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._open.close()
-        if error is None:
-            self.check_files()
+        if error is None and self._lost():
+            raise self._lost_error()
 
     def write(self, step: int, kind: str, **values: object) -> None:
         """Write one line of metrics."""
@@ -148,7 +201,7 @@ class Metrics:
             values["peak_memory_bytes"] = peak_memory(self._run.device)
             self._seconds = 0.0
             self._measured = self._tokens
-            if self._lost_place() is not None:
+            if self._lost():
                 self._run.requests.request(INTERRUPTED)  # all save, then this process reports it
         self.write(
             step,
@@ -157,6 +210,18 @@ class Metrics:
             grad_norm=metrics.grad_norm,
             tokens=self._tokens,
             **values,
+        )
+
+    def _lost(self) -> list[Path]:
+        """The files of the run directory that are gone."""
+        files = [self._run.folder / name for name in (METRICS, MANIFEST)]
+        return [file for file in files if self._file and not file.exists()]
+
+    def _lost_error(self) -> TrainingError:
+        folder = self._run.folder
+        lost = self._lost()[0] if folder.exists() else folder
+        return TrainingError(
+            f"{lost} was removed or moved during training: restore it, then resume"
         )
 
     def _why_stopped(self, step: int, metrics: StepMetrics) -> str:
@@ -185,87 +250,47 @@ class Metrics:
         Raises TrainingError where the run directory is lost: saving would create another one in its
         place.
         """
-        if self._lost_place() == self._run.folder:
-            self.check_files()
+        if not self._run.folder.exists():
+            raise self._lost_error()
         if self._file:
             self._file.sync()
 
-    def check_files(self) -> None:
-        """Raise TrainingError where part of the run directory was removed or moved."""
-        if (lost := self._lost_place()) is not None:
-            raise TrainingError(
-                f"{lost} was removed or moved during training: restore it, then resume"
-            )
 
-    def _lost_place(self) -> Path | None:
-        """The folder or file of this run that is not the one at the start of the training."""
-        for path, known in self._places.items():
-            if not path.exists() or not os.path.samestat(path.stat(), known):
-                return path
-        return None
+class ProgressLines:
+    """Prints one line for each measured speed, and for each validation, of metrics.jsonl.
 
-
-class WandbLog:
-    """A copy of metrics.jsonl for Weights & Biases. Its failures never stop a run: the first one is
-    reported, and ends the log.
-
-    Attributes:
-        run: the run of wandb; None: there is none.
+    Args:
+        steps, tokens: of the whole run.
     """
 
-    def __init__(self, settings: RunSettings, folder: Path, console: Console):
+    def __init__(self, steps: int, tokens: int, console: Console):
+        self._steps = steps
+        self._tokens = tokens
         self._console = console
-        self.run: Any = None
-        w = settings.training.wandb
-        with self._ended_by_errors():
-            # Imported only if used: the import takes half a second and writes files to the home
-            # folder.
-            self.run = importlib.import_module("wandb").init(
-                project=w.project,
-                entity=w.entity,
-                mode=w.mode,
-                dir=str(folder),
-                id=folder.name,
-                name=folder.name,
-                resume="allow" if w.mode == "online" else None,
-                config=settings.model_dump(mode="json"),
-                # Without a timeout, the end of a run would wait as long as the network is down,
-                # even after a signal. Unsent data stay in the run directory, for `wandb sync`.
-                settings={"finish_timeout": FINISH, "finish_timeout_raises": True},
-            )
-            # A metric of our own: a resumed run repeats steps, which wandb's counter rejects.
-            self.run.define_metric("step")
-            self.run.define_metric("*", step_metric="step")
+        self._nll: dict[str, float] = {}  # of the last validation, by length
 
     def write(self, line: dict) -> None:
-        """Send one line of metrics; names are prefixed with its kind, nested names joined with
-        slashes."""
-        if self.run is None:
-            return
-        place = {key: line[key] for key in ("step", "attempt")}
-        values = {key: value for key, value in line.items() if key not in ("kind", *place)}
-        with self._ended_by_errors():
-            self.run.log(flat(values, line["kind"]) | place)
-
-    def close(self) -> None:
-        if self.run is not None:
-            with self._ended_by_errors():
-                self.run.finish()
-
-    @contextmanager
-    def _ended_by_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # any error of the tracker: training continues
-            self.run = None
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._console.warn(f"wandb is disabled; training continues: {first}")
-
-
-def flat(values: dict, prefix: str) -> dict[str, Any]:
-    """Flatten nested values; nested names are joined with slashes."""
-    flattened = {}
-    for key, value in values.items():
-        name = f"{prefix}/{key}"
-        flattened |= flat(value, name) if isinstance(value, dict) else {name: value}
-    return flattened
+        """Print one line of metrics.jsonl, if it is of these kinds."""
+        if line["kind"] == "train" and "tokens_per_second" in line:
+            rate = line["tokens_per_second"]
+            mfu = f"  MFU {line['mfu']:.0%}" if "mfu" in line else ""
+            left = duration((self._tokens - line["tokens"]) / rate)
+            self._console.info(
+                f"step {line['step']:>{len(str(self._steps))}}/{self._steps}  loss "
+                f"{float(line['loss']):7.4f}  lr {line['lr']:.2e}  {rate:>8,.0f} tokens/s{mfu}  "
+                f"{left} left"
+            )
+        elif line["kind"] == "validation":
+            if not self._nll:
+                self._console.info(
+                    f"held-out NLL by length: the same {line['targets']:,} targets of "
+                    f"{line['documents']} documents"
+                )
+            nll = {length: float(value) for length, value in line["nll"].items()}
+            values = [
+                f"{length}: {value:.4f}"
+                + (f" ({value - self._nll[length]:+.4f})" if length in self._nll else "")
+                for length, value in nll.items()
+            ]
+            self._console.info(f"step {line['step']} held-out NLL  {'  '.join(values)}")
+            self._nll = nll

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from errors import FAILED, RANK_LOST, TrainingError, printable
 from model import ContextShard, Transformer
-from model.attention.sharding import is_broken_link
+from model.sharding import is_broken_link
 from run_directory.process_group import ProcessGroup, error_barrier
 from run_directory.training_settings import TrainingSettings
 from training.launch import COMMAND, check_devices, check_launch, check_world, requests_fsdp
@@ -48,7 +48,7 @@ class Parallel(ProcessGroup):
         main: whether this process prepares data, writes files and prints.
         data_rank, data_world: index and number of context groups, which divide the rows of a batch.
         takes_part: whether this process is needed to evaluate or save the model.
-        device_type: of the devices that the run is meant for, which `--world` simulates on a CPU.
+        device_type: of the devices that the run is meant for; with `--world` not those used.
         autocast_dtype: of forward passes; None: no autocast.
         sharded: FSDP2, else DDP.
         shard: this rank's part of each window in a context group; None: whole windows.
@@ -86,8 +86,7 @@ class Parallel(ProcessGroup):
                 f"{COMMAND.format(n='N')}"
             )
         self._host_group = None
-        is_simulated = dist.is_initialized() and dist.get_backend() == "fake"
-        if self.world > 1 and not is_simulated:
+        if self.world > 1:
             self._host_group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
         self.shard: ContextShard | None = None
         if (size := t.parallel.context) > 1:
@@ -96,8 +95,7 @@ class Parallel(ProcessGroup):
             names = ("data", "context")
             mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
             group = mesh.get_group("context")
-            if not is_simulated:
-                dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
+            group.set_timeout(STEP_TIMEOUT)
             self.shard = ContextShard.of(group)
 
     def main_first(self, work: Callable[[], T]) -> T:
@@ -153,13 +151,9 @@ class Parallel(ProcessGroup):
         if compiled:  # hooks around blocks break a whole-model graph
             model.compile(by_block=self.sharded or checkpointing != "none", dynamic=True)
         if not self.sharded:
-            return self._replicate(model)
+            return self._accelerator.prepare_model(model)  # DDP if there are several processes
         shard(model, self.device, self.world, self.autocast_dtype)
         return model
-
-    def _replicate(self, model: Transformer) -> nn.Module:
-        """The model under DDP if there are several processes."""
-        return self._accelerator.prepare_model(model)
 
     def no_sync(self, wrapped: nn.Module, enabled: bool = True) -> AbstractContextManager:
         """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces

@@ -26,7 +26,7 @@ from run_directory.checkpoints import (
 from run_directory.console import Console
 from run_directory.parent_run import ParentRun, read_run_settings
 from run_directory.position_overrides import make_model
-from run_directory.precision import auto_precision, resolve_precision, run_precision
+from run_directory.precision import auto_precision, resolve_precision
 from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
 from run_directory.run_names import run_folder
@@ -34,9 +34,9 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
-from training.batches import make_sampler
 from training.checks import check_model, check_processes, input_limit
-from training.memory import check_memory
+from training.memory_estimate import check_memory
+from training.micro_batches import make_sampler
 from training.parallel import Parallel, autocast_type
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests
@@ -48,7 +48,6 @@ class TrainingRun:
     Attributes:
         parent: the run that it starts from; None where there is none, or it is gone.
         folder: the run directory, which may not exist before `open`.
-        precision: in which it is trained.
 
     In the block of `open`, also:
         run: the run directory, locked by the main process.
@@ -84,7 +83,6 @@ class TrainingRun:
         self.device = self.parallel.device
         self.settings, self.folder = resolve_precision(
             settings,
-            self.parent,
             lambda resolved: given or run_folder(resolved, options.overrides),
             self._auto_precision,
             options.restart,
@@ -103,12 +101,11 @@ class TrainingRun:
             "start all with the same files and overrides",
         )
         check_model(settings)
-        self.precision = run_precision(settings, self.folder)
-        self.parallel.autocast_dtype = autocast_type(self.precision)
+        self.parallel.autocast_dtype = autocast_type(settings.training.precision)
 
     def _auto_precision(self, settings: RunSettings) -> str:
         """What `training.precision=auto` stands for: the device of the main process decides."""
-        if self.parallel.device_type != self.device.type:  # simulated GPUs
+        if self.parallel.device_type != self.device.type:  # planned GPUs
             return "bfloat16"
         return self.parallel.gather(auto_precision(settings, self.device))[0]
 

@@ -54,10 +54,14 @@ class Hub(Source):
                 "subset, split, data_files and the network"
             ) from error
         # Read only the text column from Arrow: other columns can be large (embeddings, images).
-        if rows.column_names is not None:
-            check_columns(s, rows.column_names, repr(s.path), self.place)
+        columns = rows.column_names  # None: known from the first row on
+        if columns is not None:
+            check_columns(s, columns, repr(s.path), self.place)
             rows = rows.select_columns(s.columns)
         if isinstance(rows, datasets.Dataset) and start >= len(rows):
             return  # skipping all rows of a map-style data set raises an error
         for number, row in enumerate(rows.skip(start) if start else rows, start=start):
+            if columns is None:
+                columns = list(row)
+                check_columns(s, columns, repr(s.path), self.place)
             yield from_record(s, f"{s.split}#{number}", row)

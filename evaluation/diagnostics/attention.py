@@ -73,8 +73,8 @@ class AttentionSession(CellSession):
         self.title = f"attention in {len(result.unit)} windows"
         model = subject.under((), settings.dtype)
         result.layer_kinds = list(model.settings.layer_kinds)
-        for block, kind in zip(model.blocks, result.layer_kinds, strict=True):
-            if not block.attention.has_attention_weights:
+        for block, kind in zip(model.layers, result.layer_kinds, strict=True):
+            if not block.mixer.has_attention_weights:
                 raise EvaluationError(
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"

@@ -15,8 +15,7 @@ from torch import Tensor
 from model import TokenPositions, Transformer
 from model.attention.explicit import AttentionDetails, attention_details
 from model.attention.kernels import AttentionHook
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
 REACH = 0.9  # of the mass
@@ -184,7 +183,7 @@ def record_attention(
     `edges`: of buckets of distance."""
     rows, length = tokens.shape
     first = length - keep
-    recorder = AttentionRecorder(len(model.blocks), first, edges, trained_length)
+    recorder = AttentionRecorder(len(model.layers), first, edges, trained_length)
     cache = model.make_cache(rows, length)
     for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(

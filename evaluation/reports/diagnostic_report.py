@@ -24,7 +24,7 @@ results.json of generated text:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -35,14 +35,18 @@ from evaluation.diagnostics import attention_weights, generation
 from evaluation.diagnostics.attention import AttentionResult
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult
 from evaluation.diagnostics.generation import REAL, GenerationResult
-from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
-from evaluation.reports.document import ReportTable
-from evaluation.reports.evaluation_report import EvaluationReport, basis, report_of
-from evaluation.reports.figures import FigureText
-from evaluation.reports.position_report import positions, tokens_seen
-from evaluation.reports.reported_results import ReportedResults, metrics_table
-from evaluation.reports.results_files import clean
-from evaluation.reports.text import counted
+from evaluation.reports.document import ReportTable, counted
+from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
+from evaluation.reports.loss_report import positions, tokens_seen
+from evaluation.reports.report import (
+    Columns,
+    EvaluationReport,
+    ReportedResults,
+    basis,
+    clean,
+    metrics_table,
+    report_of,
+)
 from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
@@ -63,20 +67,13 @@ TEXT = {
     "longest_run": ("longest repeated stretch, tokens", ".1f"),
     "nll": ("NLL of the text, nats", ".2f"),
 }
-Measures = Mapping[str, tuple[str, str]]
 DIGITS = 6  # significant ones in results.json
 MEAN = "mean"
 UNIFORM = "uniform attention"
 
 
-def diagnostic_report(
-    result: DiagnosticResult,
-    record: dict,
-    rows: Callable,
-    name: str,
-    title: str,
-) -> EvaluationReport:
-    """A report whose sentences and tables are still missing."""
+def record_of(result: DiagnosticResult, **record) -> dict:
+    """The content of results.json."""
     common = {
         **basis(result),
         "documents": result.documents,
@@ -84,20 +81,18 @@ def diagnostic_report(
         "unit": result.unit_kind,
         "bos": result.settings.bos,
     }
-    return report_of(result, clean(common | record, DIGITS), rows, name, title)
+    return clean(common | record, DIGITS)
 
 
 def flat_rows(record: dict) -> Iterator[ResultRow]:
     """The long table of a record: `where` is a layer and head, or the source of the text, `at` and
     `until` are positions."""
-    return map(flat_row, record["cells"])
+    for cell in record["cells"]:
+        yield flat_row(cell)
 
 
 def flat_row(cell: dict) -> ResultRow:
-    parts = []
-    for part in ("layer", "head"):
-        if cell.get(part) is not None:
-            parts.append(f"{part} {cell[part] + 1}")
+    parts = [f"{part} {cell[part] + 1}" for part in ("layer", "head") if cell.get(part) is not None]
     return ResultRow(
         name_of(cell["method"]),
         cell["measure"],
@@ -111,24 +106,8 @@ def flat_row(cell: dict) -> ResultRow:
     )
 
 
-def measures_table(
-    r: ReportedResults,
-    title: str,
-    measures: Measures,
-    index: Mapping[str, Callable[[ResultRow], str]],
-) -> ReportTable:
-    """A column for each measure."""
-    return metrics_table(
-        r,
-        f"{title}, {r.subtitle}",
-        {measure: heading for measure, (heading, _) in measures.items()},
-        lambda row: format(row.value, measures[row.metric][1]),
-        index,
-    )
-
-
 def measures_figure(
-    measures: Measures,
+    measures: Columns,
     rows: Callable[[str], Iterable[ResultRow]],
     styles: Styles,
     axis: LengthAxis,
@@ -136,7 +115,7 @@ def measures_figure(
     x: str = "length, tokens (log scale)",
 ) -> Figure:
     """A panel for each measure, whose `rows` these are."""
-    shares = [heading for heading, form in measures.values() if form.endswith("%")]
+    shares = [heading for heading, form in measures.values() if str(form).endswith("%")]
     by_heading = {heading: rows(measure) for measure, (heading, _) in measures.items()}
     return multiples(by_heading, styles, axis, text, x=x, shares=shares)
 
@@ -155,27 +134,33 @@ def stem_of(stem: str, name: str) -> str:
 
 
 def attention_report(result: AttentionResult, name: str = "attention") -> EvaluationReport:
-    record = {
-        "kind": "attention",
-        "targets_hash": result.plan.hash,
-        "windows": len(result.unit),
-        "queries": result.settings.targets,
-        "lengths": result.plan.lengths,
-        "layer_kinds": result.layer_kinds,
-        "measures": attention_weights.MEASURES,
-        "cells": list(measure_cells(result)),
-        "by_distance": list(distance_cells(result)),
-    }
-    report = diagnostic_report(result, record, attention_rows, name, "Attention of")
-    r = report.results
-    report.verdict = attention_verdict(r)
-    report.details = [
+    record = record_of(
+        result,
+        kind="attention",
+        targets_hash=result.plan.hash,
+        windows=len(result.unit),
+        queries=result.settings.targets,
+        lengths=result.plan.lengths,
+        layer_kinds=result.layer_kinds,
+        measures=attention_weights.MEASURES,
+        cells=list(measure_cells(result)),
+        by_distance=list(distance_cells(result)),
+    )
+    details = [
         f"Means over the last {record['queries']} queries of {record['windows']} windows of "
         f"{counted(result.documents, 'document')}, over all heads and layers.",
     ]
-    report.tables = attention_tables(r)
-    report.draw = lambda: attention_figures(r)
-    return report
+    return report_of(
+        result,
+        record,
+        name,
+        "Attention of",
+        rows=attention_rows,
+        verdict=attention_verdict,
+        details=details,
+        tables=attention_tables,
+        draw=attention_figures,
+    )
 
 
 def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
@@ -248,7 +233,9 @@ def attention_verdict(r: ReportedResults) -> str:
 
 def attention_tables(r: ReportedResults) -> list[ReportTable]:
     index = {"length": lambda row: f"{row.length:,}"}
-    return [measures_table(r, "Means over layers, heads and queries", ATTENTION, index)]
+    return [
+        metrics_table(r, f"Means over layers, heads and queries, {r.subtitle}", ATTENTION, index)
+    ]
 
 
 def attention_figures(r: ReportedResults) -> dict[str, Figure]:
@@ -320,30 +307,36 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
 
 
 def generation_report(result: GenerationResult, name: str = "generation") -> EvaluationReport:
-    record = {
-        "kind": "generation",
-        "targets_hash": result.targets_hash,
-        "prompts": len(result.unit),
-        "edges": result.edges,
-        "measures": generation.MEASURES,
-        "cells": list(generation_cells(result)),
-        "samples": [
+    record = record_of(
+        result,
+        kind="generation",
+        targets_hash=result.targets_hash,
+        prompts=len(result.unit),
+        edges=result.edges,
+        measures=generation.MEASURES,
+        cells=list(generation_cells(result)),
+        samples=[
             {"method": method, "source": source, "text": text}
             for (method, source), text in result.text.items()
         ],
-    }
-    report = diagnostic_report(result, record, flat_rows, name, "Text generated by")
-    r = report.results
-    report.verdict = generation_verdict(r)
-    report.details = [
+    )
+    details = [
         f"{record['prompts']} prompts of {result.edges[0]:,} tokens from "
-        f"{counted(result.documents, 'document')}; trained at {r.trained_length:,}."
+        f"{counted(result.documents, 'document')}; trained at {record['trained_length']:,}."
     ]
-    report.tables = generation_tables(r)
-    report.draw = lambda: {
-        stem_of("generation", name): source_figure(r, name, result.sources) for name in r.names
-    }
-    return report
+    return report_of(
+        result,
+        record,
+        name,
+        "Text generated by",
+        rows=flat_rows,
+        verdict=generation_verdict,
+        details=details,
+        tables=generation_tables,
+        draw=lambda r: {
+            stem_of("generation", each): source_figure(r, each, result.sources) for each in r.names
+        },
+    )
 
 
 def generation_cells(result: GenerationResult) -> Iterator[dict]:
@@ -375,7 +368,7 @@ def generation_verdict(r: ReportedResults) -> str:
 
 def generation_tables(r: ReportedResults) -> list[ReportTable]:
     index = {"source": lambda row: row.where, "positions": positions}
-    return [measures_table(r, "Text by position", TEXT, index)]
+    return [metrics_table(r, f"Text by position, {r.subtitle}", TEXT, index)]
 
 
 def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:

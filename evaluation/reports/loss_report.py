@@ -1,59 +1,65 @@
-"""Report of the loss of text by length, of one run under several methods, of several runs, or of
-the schemes of a study: their tables, sentences and figures are the same."""
+"""Loss of text by length or by position: of one run under several methods, of several runs, or of
+the schemes of a study. Their tables, sentences and figures are the same views of the table of
+results."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from evaluation.reports.charts import (
+from errors import EvaluationError
+from evaluation.reports.document import (
+    NONE,
+    Cell,
+    ReportTable,
+    TableCell,
+    counted,
+    dtype_note,
+    interval_text,
+    listed,
+    pivot,
+    plain,
+)
+from evaluation.reports.figures import (
+    FigureText,
     LengthAxis,
+    Panel,
     Styles,
     difference_panel,
     dots_panel,
     length_panel,
+    panels,
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport, basis, caveats
-from evaluation.reports.figures import FigureText, Panel, panels
-from evaluation.reports.position_report import (
-    position_figure,
-    position_rows,
-    position_tables,
-    position_verdict,
-)
-from evaluation.reports.read_gain_report import (
-    read_gain_record,
-    read_gain_rows,
-    read_gain_sentences,
-    read_gain_table,
-)
-from evaluation.reports.reported_results import (
+from evaluation.reports.report import (
+    EvaluationReport,
     ReportedResults,
-    by_sign,
+    basis,
+    caveats,
+    melted,
     method_variants,
-    named,
-    seed_counts,
 )
-from evaluation.reports.text import counted, dtype_note, interval_text, plain
-from evaluation.results_table import ResultRow, ResultsTable
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.statistics.analysis import Analysis, describe_scheme
-from evaluation.statistics.intervals import unit_means
-from evaluation.statistics.verdicts import (
+from evaluation.statistics.intervals import unit_counts, unit_means
+from evaluation.statistics.loss_table import (
     INCONCLUSIVE,
     POINTS_ONLY,
     UNDERTRAINED,
+    Analysis,
+    VerdictRules,
+    add_levels,
     is_undertrained,
+    losses_of,
 )
 
 TONES = {"held": "good", "broken": "bad"}
 NUMBERS = ("nll", "bits_per_byte", "bfloat16_minus_float32")  # of a cell of results.json
+CONTEXT = "context length, tokens (log scale)"
 
 
 @dataclass(kw_only=True)
@@ -71,7 +77,11 @@ class LossResults(ReportedResults):
         difference                       NLL minus that of the baseline
         repeated_nll, control_nll,       of tokens that repeat text at distances from `at` to before
         read_gain                        `until`, before and after it was replaced, and the change
+        nll_at_positions,                (one length) of the positions from `at` to before `until`,
+        gain_at_positions                and their gain over truncation
         failure                          `note`: why there is no number
+
+    Of a study also nll_as_trained (at L0) and unigram_nll, and nll and nll_as_trained of each seed.
 
     Attributes:
         lengths: of the grid.
@@ -80,8 +90,10 @@ class LossResults(ReportedResults):
         truncated: NLL of the baseline with its context truncated to the trained length.
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants of models hardly better than that.
+        imprecise: variants whose bfloat16 is too far from float32 for verdicts.
         baseline: the variant that the others are compared with, at the lengths `primary`.
         per: what losses are per: token, or byte where tokenizers differ.
+        missing: (variant or cell of a study, reason) and the lengths without comparable numbers.
     """
 
     lengths: list[int]
@@ -94,10 +106,12 @@ class LossResults(ReportedResults):
     truncated: float | None = None
     unigram: float | None = None
     undertrained: Sequence[str] = ()
+    imprecise: Sequence[str] = ()
     baseline: str | None = None
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
     per: str = "token"
+    missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def against(self) -> str:
@@ -120,7 +134,7 @@ class LossResults(ReportedResults):
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
         if self.seeds:
-            targets += f", {seed_counts(self, 'seed')} per {self.noun}"
+            targets += f", {self.seed_counts('seed')} per {self.noun}"
         return targets + dtype_note(self.facts.get("dtype", "float32"))
 
     @property
@@ -131,6 +145,13 @@ class LossResults(ReportedResults):
         over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
         note = f"{100 * self.confidence:g}% intervals over {over}"
         return note if self.family == 1 else f"{note}, simultaneous over {self.family}"
+
+
+def loss_styles(r: LossResults, names: Sequence[str] = ()) -> Styles:
+    """The variant that the others are compared with is black, as is a run as trained."""
+    names = [name for name in names or r.names if name != TRUNCATE]
+    ink = r.baseline or name_of(TRAINED)
+    return styles_of(names, ink, r.table.select("nll"), r.undertrained)
 
 
 # Tables.
@@ -153,8 +174,8 @@ def overview(r: LossResults) -> ReportTable:
         if r.seeds:
             row.append(str(r.seeds[name]))
         for length in r.lengths:
-            level = r.table.get(name, "nll", length)
-            row.append(NONE if level is None else plain(level.value))
+            level = r.table.value(name, "nll", length)
+            row.append(NONE if level is None else plain(level))
         if is_judged:
             gain = r.table.get(name, "delta", r.lengths[-1])
             row.append(verdict_cell(r, name))
@@ -170,11 +191,16 @@ def overview(r: LossResults) -> ReportTable:
 
 def gains(r: LossResults) -> ReportTable:
     """The verdict and the net gain at the lengths between the trained and the longest length."""
+
+    def write(row: ResultRow) -> Cell:
+        word = f"{row.verdict} " if row.verdict != POINTS_ONLY else ""
+        return TableCell(word + interval_text(row.negated), TONES.get(row.verdict, ""))
+
     bound = f"{r.tolerance:g} nats"
     return pivot(
         "Net gain over truncation at shorter lengths",
         [row for name in r.names for row in r.beyond(name) if row.length < r.lengths[-1]],
-        gain_cell,
+        write,
         index={r.noun: lambda row: row.variant},
         note=f"Broken: the upper end is below −{bound}. Held: the one-sided 97.5% lower bound is "
         f"above −{bound} here and at every shorter length. Otherwise inconclusive.",
@@ -182,31 +208,61 @@ def gains(r: LossResults) -> ReportTable:
 
 
 def differences(r: LossResults) -> ReportTable:
-    """Every variant against the baseline."""
+    """Every variant against the baseline, colored by sign if the interval excludes zero."""
+
+    def write(row: ResultRow) -> Cell:
+        tone = "bad" if row.low > 0 else "good" if row.high < 0 else ""
+        return TableCell(interval_text(row), tone)
+
     rows = r.table.select("difference")
     note = "Nats; negative is better."
     if any(math.isfinite(row.low) for row in rows):
         note += f" Intervals simultaneous over {r.difference_family} comparisons."
     if paired := sorted({row.variant for row in rows if row.note}):
         note += f" Paired by seed, same checkpoints as {r.baseline}: {', '.join(paired)}."
-    index = {r.noun: lambda row: row.variant}
-    return pivot(r.against, rows, difference_cell, index=index, note=note)
+    return pivot(r.against, rows, write, index={r.noun: lambda row: row.variant}, note=note)
 
 
-def gain_cell(row: ResultRow) -> Cell:
-    """The net gain of a change, with its verdict."""
-    word = f"{row.verdict} " if row.verdict != POINTS_ONLY else ""
-    return TableCell(word + interval_text(row.negated), TONES.get(row.verdict, ""))
+def read_gain_table(r: ReportedResults) -> ReportTable:
+    """What is read of repeated text, by distance and length."""
+    rows = r.table.select("read_gain")
+    rows.sort(key=lambda row: (r.names.index(row.variant), row.at))
+    return pivot(
+        "Read gain by distance and length",
+        rows,
+        interval_text,
+        index={r.noun: lambda row: row.variant, "distance": positions},
+        note="Nats: NLL after the earlier text was replaced minus NLL; individual intervals.",
+    )
 
 
-def difference_cell(row: ResultRow) -> TableCell:
-    """Colored by its sign if the interval excludes zero."""
-    tone = ""
-    if row.low > 0:
-        tone = "bad"
-    elif row.high < 0:
-        tone = "good"
-    return TableCell(interval_text(row), tone)
+def position_tables(r: ReportedResults) -> list[ReportTable]:
+    """A row per bucket of positions, a column per variant."""
+    views = {
+        f"NLL by position, {r.subtitle}": ("nll_at_positions", lambda row: plain(row.value)),
+        f"Gain over the context truncated to {r.trained_length:,}": (
+            "gain_at_positions",
+            interval_text,
+        ),
+    }
+    return [
+        pivot(
+            title,
+            r.table.select(metric),
+            write,
+            index={"positions": positions},
+            columns=lambda row: row.variant,
+            headings={name: name for name in r.names},
+            note="Different tokens at each position: not comparable with fixed targets.",
+        )
+        for title, (metric, write) in views.items()
+    ]
+
+
+def positions(row: ResultRow) -> str:
+    """`256–511`."""
+    last = row.until - 1
+    return f"{row.at:,}" if row.at == last else f"{row.at:,}–{last:,}"
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -216,11 +272,7 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
     if not r.claims(name):
         return POINTS_ONLY
     held, broken, text = outcome(r, name)
-    tone = ""
-    if broken < math.inf:
-        tone = "bad"
-    elif -held == r.lengths[-1]:
-        tone = "good"
+    tone = "bad" if broken < math.inf else "good" if -held == r.lengths[-1] else ""
     return TableCell(text, tone)
 
 
@@ -247,7 +299,7 @@ def verdict(r: LossResults) -> str:
     outcomes: dict[tuple, list[str]] = {}
     for name in filter(r.claims, r.names):
         outcomes.setdefault(outcome(r, name), []).append(name)
-    parts = [f"{named(r, outcomes[key])} {key[-1]}" for key in sorted(outcomes)]
+    parts = [f"{r.named(outcomes[key])} {key[-1]}" for key in sorted(outcomes)]
     if not parts:
         parts = [f"no verdicts, too few {'training seeds or ' if r.seeds else ''}{r.unit_kind}s"]
     setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
@@ -258,17 +310,25 @@ def warning(r: LossResults) -> str:
     """The start of the first line of a report that has undertrained models."""
     if not r.undertrained:
         return ""
-    names = named(r, r.undertrained)
+    names = r.named(r.undertrained)
     return f"Undertrained (†): {names}; a model that has learned nothing holds at any length. "
 
 
+def position_verdict(r: ReportedResults) -> str:
+    """The sign of the gain at the last positions."""
+    rows = r.table.select("gain_at_positions")
+    last = max(row.at for row in rows)
+    signs = r.by_sign([row for row in rows if row.at == last], "positive", "negative")
+    return f"Gain over truncation from position {last:,} on: {signs or 'point estimates only'}."
+
+
 def details(r: LossResults) -> list[str]:
-    """Use of context, and differences from the baseline, in sentences without numbers of the
-    tables."""
+    """Use of context, differences from the baseline and what is read, in sentences without numbers
+    of the tables."""
     lines = []
     longest = r.lengths[-1]
     changes = [row for row in r.table.select("delta") if row.length == longest]
-    signs = by_sign(r, [row.negated for row in changes if row.verdict], "positive", "negative")
+    signs = r.by_sign([row.negated for row in changes if row.verdict], "positive", "negative")
     if signs:
         none = "" if "positive" in signs else f"positive for no {r.noun}; "
         lines.append(f"Net gain over truncation at {longest:,}: {none}{signs}.")
@@ -276,32 +336,28 @@ def details(r: LossResults) -> list[str]:
     lengths = sorted({row.length for row in rows})
     for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
         here = [row for row in rows if row.length == length]
-        if signs := by_sign(r, here, "higher (worse)", "lower (better)"):
+        if signs := r.by_sign(here, "higher (worse)", "lower (better)"):
             lines.append(f"{r.against} at {length:,}: {signs}.")
     reaches: dict[str, list[str]] = {}
     for row in r.table.select("context_reach"):
         reaches.setdefault(row.note, []).append(row.variant)
     if reaches:
-        parts = [f"{text} ({named(r, names)})" for text, names in reaches.items()]
+        parts = [f"{text} ({r.named(names)})" for text, names in reaches.items()]
         lines.append(f"Context reach: {'; '.join(parts)}.")
-    return lines + read_gain_sentences(r)
+    if rows := r.table.select("read_gain"):
+        farthest: dict[str, float] = {}
+        for row in rows:
+            if row.low > 0:
+                farthest[row.variant] = max(row.until - 1, farthest.get(row.variant, 0))
+        parts = [f"{name} up to {distance:,}" for name, distance in farthest.items()]
+        lines.append(f"Read gains are shown for {listed(parts) or 'no distance'} tokens.")
+    return lines
 
 
 # Figures.
 
 
-def styles(r: LossResults) -> Styles:
-    """The variant that the others are compared with is black, as is a run as trained."""
-    ink = r.baseline or name_of(TRAINED)
-    names = [name for name in r.names if name != TRUNCATE]
-    return styles_of(names, ink, r.table.select("nll"), r.undertrained)
-
-
-def loss_figure(
-    r: LossResults,
-    text: FigureText,
-    styles: Styles,
-) -> Figure:
+def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     """NLL by length, a line per variant, above the differences with their intervals."""
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
     rows = [row for row in r.table.select("nll", seed=None) if row.variant != TRUNCATE]
@@ -321,7 +377,32 @@ def loss_figure(
             heading = f"{r.against}, nats"
             rows = r.table.select("difference")
         shown.append(difference_panel(rows, styles, axis, heading, r.tolerance))
-    return panels(shown, text, x="context length, tokens (log scale)")
+    return panels(shown, text, x=CONTEXT)
+
+
+def position_figure(r: ReportedResults, styles: Styles) -> Figure:
+    """NLL by position, above the gain over truncation."""
+    rows = r.table.select("nll_at_positions")
+    longest = max(row.until for row in rows)
+    ticks = [float(2**k) for k in range(longest.bit_length())]
+    axis = LengthAxis(ticks, [r.trained_length], tokens_seen)
+    text = FigureText(
+        f"NLL by position in a window of {longest:,} tokens",
+        r.subtitle,
+        f"Different tokens at each position; methods use the factor for {longest:,}.",
+    )
+    heading = f"gain over the context truncated to {r.trained_length:,}, nats"
+    gain_rows = r.table.select("gain_at_positions")
+    shown = [
+        length_panel(rows, styles, axis, y="NLL, nats per token"),
+        difference_panel(gain_rows, styles, axis, heading, r.facts.get("tolerance", 0.02)),
+    ]
+    return panels(shown, text, x="tokens seen (log scale)")
+
+
+def tokens_seen(row: ResultRow) -> float:
+    """Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen."""
+    return math.sqrt((row.at + 1) * row.until)
 
 
 def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
@@ -330,15 +411,10 @@ def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     rows = [row.negated for row in r.table.select("delta") if row.length >= r.trained_length]
     rows = [row for row in rows if r.beyond(row.variant)]
     axis = LengthAxis(sorted({row.length for row in rows}), [r.trained_length])
-    panel = length_panel(
-        rows,
-        styles,
-        axis,
-        y="net gain, nats",
-        levels=[("truncated to the trained length", 0.0)],
-        band=r.tolerance,
-    )
-    return panels([panel], text, x="context length, tokens (log scale)")
+    levels = [("truncated to the trained length", 0.0)]
+    y = "net gain, nats"
+    panel = length_panel(rows, styles, axis, y=y, levels=levels, band=r.tolerance)
+    return panels([panel], text, x=CONTEXT)
 
 
 def differences_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
@@ -372,14 +448,9 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
 
 
 def loss_report(
-    result: EvaluationResult,
-    analysis: Analysis,
-    name: str = "loss",
+    result: EvaluationResult, analysis: Analysis, name: str = "loss"
 ) -> EvaluationReport:
     r = loss_results(record_of(result, analysis), analysis.table, result.subject.name)
-    r.table.extend(read_gain_rows(r.facts))
-    r.table.extend(position_rows(r.facts))
-    protocol = result.plan.protocol
     report = EvaluationReport(
         name=name,
         title=f"Loss of {r.title}",
@@ -389,9 +460,10 @@ def loss_report(
         caveats=caveats(r.units, r.unit_kind, {"": result}, analysis.notes),
         tables=[overview(r), read_gain_table(r)],
         more_tables=[gains(r)],
-        draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r))},
+        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
         more_records={"targets.json": result.plan.record},
     )
+    protocol = result.plan.protocol
     same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
     subtitle = f"{r.title}: {same}{r.sample}{at_each} ({protocol})"
     gain_rows = [row for row in r.table.select("delta") if row.verdict]
@@ -399,18 +471,21 @@ def loss_report(
     if analysis.buckets:
         report.tables = position_tables(r)
         report.more_tables = ()
-        report.draw = lambda: {"nll_by_position": position_figure(r, styles(r))}
+        report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r))}
         report.verdict = warning(r) + position_verdict(r)
     return report
 
 
 def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
-    """The results of one run, whose record (results.json) has the facts."""
+    """The results of one run, whose record (results.json) has the facts; its repeated text and
+    positions are added to the table."""
     methods = list(record["methods"])
     if record["settings"].get("matrix"):  # best first at the longest length
         last = {cell["method"]: cell["nll"] or math.inf for cell in record["cells"]}
         last |= {TRAINED: -math.inf, TRUNCATE: -math.inf}
         methods.sort(key=lambda method: last.get(method, math.inf))
+    table.extend(read_gain_rows(record))
+    table.extend(position_rows(record))
     unigram = record["unigram_nll"]
     truncated = record["truncated_nll"]
     return LossResults(
@@ -433,36 +508,17 @@ def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
 def reference(result: EvaluationResult, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
-    trained = r.table.get(name_of(TRAINED), "perplexity", r.trained_length)
-    bits = r.table.get(name_of(TRAINED), "bits_per_byte", r.trained_length)
+    trained = r.table.value(name_of(TRAINED), "perplexity", r.trained_length)
+    bits = r.table.value(name_of(TRAINED), "bits_per_byte", r.trained_length)
     if trained:
-        more = f", {bits.value:.3f} bits per byte" if bits else ""
-        lines.append(f"As trained at {r.trained_length:,}: perplexity {trained.value:.2f}{more}.")
+        more = f", {bits:.3f} bits per byte" if bits else ""
+        lines.append(f"As trained at {r.trained_length:,}: perplexity {trained:.2f}{more}.")
     documents = counted(r.facts["documents"], "document")
     lines.append(f"{documents}; intervals describe this checkpoint, not the positional scheme.")
     if result.left_out:
         reasons = [f"{label} ({reason})" for label, reason in result.left_out.items()]
         lines.append(f"Built-in methods that do not apply here: {', '.join(reasons)}.")
     return lines
-
-
-def cell_of(result: EvaluationResult, table: ResultsTable, method: str, length: int) -> dict:
-    """One method at one length in results.json: what a study reads, besides the scheme."""
-    cell = (method, length)
-    return {
-        "method": method,
-        "length": length,
-        **{metric: table.value(name_of(method), metric, length) for metric in NUMBERS},
-        "failure": result.absent.get(cell) or result.failed.get(cell),
-        "scheme": describe_scheme(result, method, length),
-        "exists": cell not in result.absent,
-        "unit_nll": by_unit(result, result.nll.get(cell)),
-    }
-
-
-def by_unit(result: EvaluationResult, nll: np.ndarray | None) -> list[float] | None:
-    """Mean NLL of each unit in the order of `units`."""
-    return None if nll is None else unit_means(nll, result.unit).tolist()
 
 
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
@@ -473,7 +529,28 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
         "targets": counts.tolist(),
     }
-    return {
+
+    def by_unit(nll: np.ndarray | None) -> list[float] | None:
+        """Mean NLL of each unit in the order of `units`."""
+        return None if nll is None else unit_means(nll, result.unit).tolist()
+
+    cells = []
+    for method in result.methods:
+        notes = losses_of(result, method.label).notes
+        for length in result.plan.lengths:
+            cell = (method.label, length)
+            name = name_of(method.label)
+            if cell in result.nll | result.absent | result.failed:
+                cells.append({
+                    "method": method.label,
+                    "length": length,
+                    **{metric: analysis.table.value(name, metric, length) for metric in NUMBERS},
+                    "failure": result.absent.get(cell) or result.failed.get(cell),
+                    "scheme": notes.get(length),
+                    "exists": cell not in result.absent,
+                    "unit_nll": by_unit(result.nll.get(cell)),
+                })  # fmt: skip
+    record = {
         **basis(result),
         "targets": len(result.document),
         "documents": len(np.unique(result.document)),
@@ -487,16 +564,152 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "contamination": result.screening.record,
         "units": units,
         "unigram_nll": analysis.unigram,
-        "unigram_unit_nll": by_unit(result, result.unigram),
+        "unigram_unit_nll": by_unit(result.unigram),
         "truncated_nll": analysis.truncated,
-        "truncated_unit_nll": by_unit(result, result.truncated),
-        "cells": [
-            cell_of(result, analysis.table, method.label, length)
-            for method in result.methods
-            for length in result.plan.lengths
-            if (method.label, length) in result.nll | result.absent | result.failed
-        ],
+        "truncated_unit_nll": by_unit(result.truncated),
+        "cells": cells,
         "by_position": analysis.buckets,
         "per_target_nll": result.files,
-        **read_gain_record(result, analysis),
     }
+    if repeats := result.plan.repeats:
+        cells = analysis.read_gains
+        record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": cells}
+    return record
+
+
+def position_rows(record: dict) -> Iterator[ResultRow]:
+    """The rows of the table of `by_position` in a record."""
+    for method, buckets in record["by_position"].items():
+        for bucket in buckets:
+            place = {"at": bucket["low"], "until": bucket["high"]}
+            gain = bucket["gain"]
+            ends = {end: number(gain.get(end)) for end in ("low", "high")}
+            name = name_of(method)
+            yield ResultRow(name, "nll_at_positions", bucket["nll"], **place)
+            yield ResultRow(name, "gain_at_positions", gain["estimate"], **place, **ends)
+
+
+def read_gain_rows(record: dict) -> Iterator[ResultRow]:
+    """The rows of the table of repeated text in a record."""
+    for cell in record.get("repeated", {}).get("cells", ()):
+        place = {"at": cell["distance_low"], "until": cell["distance_high"]}
+        cell = {**cell, "repeated_nll": cell["nll"]}
+        for row in melted([cell], ("repeated_nll", "control_nll", "read_gain")):
+            is_read = row.metric != "read_gain" or cell["readable"]
+            if is_read and cell["method"] != TRUNCATE:
+                note = f"{cell['targets']} targets"
+                yield row._replace(note=note, units=len(cell["units"]), **place)
+
+
+# Several runs.
+
+
+def comparison_report(
+    names: Sequence[str], results: Sequence[EvaluationResult], name: str, facts: dict
+) -> EvaluationReport:
+    """Every run under each of its methods on the same targets. Differences from the first run are
+    paired by target; their intervals are over units and simultaneous over all differences.
+
+    Args:
+        names: of the runs.
+        facts: (corpus, command, date) for results.json.
+
+    Raises:
+        EvaluationError: two runs were not scored on the same targets.
+    """
+    first = results[0]
+    runs = dict(zip(names, results, strict=True))
+    for run, other in runs.items():
+        if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
+            raise EvaluationError(
+                f"{run} and {names[0]} have different targets; evaluate both with equal settings"
+            )
+    variants = {}
+    losses = {}
+    undertrained = []
+    for run, result in runs.items():
+        for method in result.methods:
+            label = run if method.label == TRAINED else f"{run}, {method.label}"
+            variants[label] = {"run": result.subject.name, "method": method.label}
+            losses[label] = losses_of(result, method.label)
+            means = [None if x is None else x.mean() for x in (result.truncated, result.unigram)]
+            if is_undertrained(*means):
+                undertrained.append(label)
+    baseline, *_ = losses.values()
+    pairs = [  # truncation to the trained length changes nothing there: it is the same array
+        (label, length)
+        for label, own in losses.items()
+        for length in first.plan.lengths
+        if length in own.nll and length in baseline.nll
+        if own.nll[length] is not baseline.nll[length]
+    ]
+    record = {
+        **facts,
+        **first.facts,
+        "protocol": first.plan.protocol,
+        "trained_length": first.subject.trained_length,
+        "dtype": first.settings.dtype,
+        "targets_hash": first.plan.hash,
+        "targets": len(first.document),
+        "family": max(1, len(pairs)),
+        "runs": [
+            {
+                "run": run.subject.name,
+                "step": run.subject.step,
+                "checkpoint_hash": run.subject.checkpoint_hash,
+                "train_length": run.subject.trained_length,
+            }
+            for run in results
+        ],
+    }
+    r = LossResults(
+        title=f"{len(runs)} runs",
+        variants=variants,
+        noun="run",
+        facts=record,
+        lengths=first.plan.lengths,
+        unit_kind=first.unit_kind,
+        units=len(np.unique(first.unit)),
+        tolerance=first.settings.tolerance,
+        confidence=first.settings.confidence,
+        difference_family=record["family"],
+        undertrained=undertrained,
+        baseline=names[0],
+        per="token" if first.plan.span_bytes is None else "byte",
+        also_trained=[run.subject.trained_length for run in results],
+    )
+    alpha = 1 - r.confidence
+    rules = VerdictRules(r.trained_length, r.tolerance, unit_counts(first.unit), alpha)
+    for label, own in losses.items():
+        add_levels(r.table, label, own, rules)
+    for label, length in pairs:
+        change = losses[label].by_unit(losses[label].nll[length] - baseline.nll[length])
+        difference = rules.interval(change, alpha=alpha, family=r.difference_family)
+        r.table.add(label, "difference", difference, length)
+    over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
+    text = FigureText(
+        "Loss of several runs by context length",
+        f"The same {r.sample} at every length ({first.plan.protocol})",
+        bars_note(r.table.select("difference"), f"{over} {r.difference_family}"),
+    )
+    *sentences, last = details(r) or [f"{r.against}: point estimates only."]
+    return EvaluationReport(
+        name=name,
+        title=f"Loss of {listed(list(names))}",
+        results=r,
+        verdict=warning(r) + last,
+        details=[
+            *sentences,
+            *(
+                f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
+                f"{each.subject.trained_length:,}."
+                for run, each in runs.items()
+            ),
+            "Differences describe these checkpoints, not a training method.",
+            first.screening.sentence,
+        ],
+        caveats=caveats(r.units, r.unit_kind, runs),
+        tables=[overview(r), differences(r)],
+        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
+        more_records={"targets.json": first.plan.record},
+    )

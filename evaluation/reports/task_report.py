@@ -13,23 +13,37 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from evaluation.reports.charts import (
+from evaluation.reports.document import (
+    Cell,
+    ReportTable,
+    TableCell,
+    counted,
+    percent,
+    pivot,
+    with_ends,
+)
+from evaluation.reports.figures import (
+    FigureText,
     LengthAxis,
     Styles,
     heat_map,
     length_panel,
+    panels,
     styles_of,
 )
-from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
-from evaluation.reports.evaluation_report import EvaluationReport, basis, report_of
-from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.reported_results import ReportedResults, melted, metrics_table
-from evaluation.reports.text import counted, percent, with_ends
+from evaluation.reports.report import (
+    Columns,
+    EvaluationReport,
+    ReportedResults,
+    basis,
+    melted,
+    metrics_table,
+    report_of,
+)
 from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.scoring.session import MeasuredCells
-from evaluation.statistics.binomial import wilson
-from evaluation.statistics.intervals import unit_counts
+from evaluation.statistics.intervals import unit_counts, wilson
 from evaluation.tasks.item_session import ItemResult
 from evaluation.tasks.task_analysis import (
     ABOVE_CHANCE,
@@ -40,50 +54,64 @@ from evaluation.tasks.task_analysis import (
 from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
-METRICS = {
-    "accuracy": "accuracy (most likely candidate)",
-    "exact": "exact match (greedy decoding)",
-    "symbol_accuracy": "right symbols of the answer",
-    "chance": "chance",
-    "gain": "gain over truncation, points",
+
+
+def share_cell(row: ResultRow) -> Cell:
+    """A share with its interval, and what it is compared with chance."""
+    text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
+    if row.verdict == ABOVE_CHANCE:
+        return TableCell(text, "good")
+    return f"{text} {row.verdict}".rstrip()
+
+
+def points_cell(row: ResultRow) -> Cell:
+    return with_ends(*(100 * number for number in (row.value, row.low, row.high)), digits=1)
+
+
+METRICS: Columns = {
+    "accuracy": ("accuracy (most likely candidate)", share_cell),
+    "exact": ("exact match (greedy decoding)", share_cell),
+    "symbol_accuracy": ("right symbols of the answer", share_cell),
+    "chance": ("chance", share_cell),
+    "gain": ("gain over truncation, points", points_cell),
 }
 
 
 def task_report(result: TaskResult, name: str = "task") -> EvaluationReport:
     """Of a task in text."""
-    report = report_by_task(result, text_record(result), name)
-    if result.drawn.count < CLAIM_ITEMS:
-        report.details.append(
-            f"{result.drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
-        )
-    return report
+    count = result.drawn.count
+    few = f"{count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
+    return report_by_task(result, text_record(result), name, few if count < CLAIM_ITEMS else "")
 
 
 def item_report(result: ItemResult, name: str) -> EvaluationReport:
     """Of a task on symbols."""
-    report = report_by_task(result, item_record(result), name)
-    least, most = report.results.facts["trained_lengths"]
+    record = item_record(result)
+    least, most = record["trained_lengths"]
     trained = f"{most}" if least == most else f"{least}–{most}"
-    report.details.append(f"Trained on lengths {trained}.")
-    return report
+    return report_by_task(result, record, name, f"Trained on lengths {trained}.")
 
 
-def report_by_task(result: MeasuredCells, record: dict, name: str) -> EvaluationReport:
+def report_by_task(result: MeasuredCells, record: dict, name: str, remark: str) -> EvaluationReport:
     record = {**basis(result), "task": result.facts["task"], **record}
-    report = report_of(result, record, task_rows, name, f"{task_title(record)}:")
-    r = report.results
     kind = record["unit"]
-    level = f"{100 * result.settings.confidence:g}%"
-    report.verdict = task_verdict(r)
-    report.details = [
-        f"{counted(record['unit_count'], kind)}; intervals by length: {level} over {kind}s, "
-        f"simultaneous over {record['family']} methods and lengths. They describe this checkpoint, "
-        "not the positional scheme."
-    ]
-    first, *report.more_tables = task_tables(r)
-    report.tables = [first]
-    report.draw = lambda: figures_of(r)
-    return report
+    intervals = (
+        f"{counted(record['unit_count'], kind)}; intervals by length: "
+        f"{100 * result.settings.confidence:g}% over {kind}s, simultaneous over "
+        f"{record['family']} methods and lengths. They describe this checkpoint, not the "
+        "positional scheme."
+    )
+    return report_of(
+        result,
+        record,
+        name,
+        f"{task_title(record)}:",
+        rows=task_rows,
+        verdict=task_verdict,
+        details=[intervals, *filter(None, [remark])],
+        tables=task_tables,
+        draw=figures_of,
+    )
 
 
 def task_title(record: Mapping) -> str:
@@ -236,7 +264,7 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
     by_depth = r.table.select("accuracy_by_depth")
     title = f"{task_title(r.facts)}: {r.subtitle}, chance {_chance(r)}"
     return [
-        metrics_table(r, title, METRICS, task_cell, length),
+        metrics_table(r, title, METRICS, length),
         pivot(
             "Accuracy by depth of the answer (0: beginning of the text)",
             by_depth,
@@ -248,15 +276,6 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
     ]
 
 
-def task_cell(row: ResultRow) -> Cell:
-    if row.metric == "gain":
-        return with_ends(*(100 * number for number in (row.value, row.low, row.high)), digits=1)
-    text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
-    if row.verdict and row.verdict != ABOVE_CHANCE:
-        text += f" {row.verdict}"
-    return TableCell(text, "good" if row.verdict == ABOVE_CHANCE else "")
-
-
 def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     """The main metric by length as bold lines, the next one as thin lines."""
     rows = [row._replace(low=max(row.low, 0.0), high=min(row.high, 1.0)) for row in main_rows(r)]
@@ -264,13 +283,13 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     thin = "exact" if bold == "accuracy" else "symbol_accuracy"
     trained = r.facts.get("trained_lengths", [r.trained_length])[-1]
     axis = LengthAxis(sorted({row.length for row in rows}), [trained])
-    note = f"Thin: {METRICS[thin]}."
+    note = f"Thin: {METRICS[thin][0]}."
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
     chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
     rows += [row._replace(seed=thin) for row in r.table.select(thin)]  # drawn as single seeds are
-    panel = length_panel(rows, styles, axis, y=METRICS[bold], levels=chance, share=True, top=1.0)
-    text = FigureText(f"{task_title(r.facts)}: {METRICS[bold]} by length", r.subtitle, note)
+    panel = length_panel(rows, styles, axis, y=METRICS[bold][0], levels=chance, share=True, top=1.0)
+    text = FigureText(f"{task_title(r.facts)}: {METRICS[bold][0]} by length", r.subtitle, note)
     return panels([panel], text, x="length (log scale)")
 
 

@@ -32,7 +32,7 @@ from evaluation.scoring.session import (
 )
 from evaluation.scoring.windows import TargetWindows
 from model import ModelError, Transformer
-from model.attention.sharding import is_broken_link
+from model.sharding import is_broken_link
 
 PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
 

@@ -8,8 +8,7 @@ import torch
 from errors import EvaluationError
 from model import TokenPositions, Transformer
 from model.attention.kernels import choose
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
 # kernel.
@@ -45,7 +44,7 @@ def memory_needed(
     width = 6 * s.dim + 3 * s.ffn_dim + 3 * heads
     activations = batch * tokens * width
     blocks = blocks_at_once(model)
-    scores = max(block.attention.workspace(batch, tokens, length, blocks) for block in model.blocks)
+    scores = max(block.mixer.workspace(batch, tokens, length, blocks) for block in model.layers)
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS)
     cached = 0
     if context > 1:
@@ -61,14 +60,14 @@ def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
     """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a
     window, of the tokens that a pass sees, twice: as received and joined."""
     most = 0
-    for block, (name, kind) in zip(model.blocks, model.layer_schemes, strict=True):
+    for block, (name, kind) in zip(model.layers, model.layer_schemes, strict=True):
         scheme = model.kinds[kind].position
-        if block.attention.has_attention_weights:
+        if block.mixer.has_attention_weights:
             seen = length
             if scheme.window is not None:
                 seen = min(length, 2 * (scheme.window + scheme.sinks + chunk))
-            features = model.schemes[name].key_features
-            most = max(most, block.attention.cached_numbers(seen, features))
+            features = model.position[name].key_features
+            most = max(most, block.mixer.cached_numbers(seen, features))
     return most
 
 
@@ -101,7 +100,7 @@ def blocks_at_once(model: Transformer) -> int:
     model(
         tokens,
         TokenPositions.plain(2, device=device),
-        hooks=[inspect if b.attention.has_attention_weights else None for b in model.blocks],
+        hooks=[inspect if b.mixer.has_attention_weights else None for b in model.layers],
     )
     return max(blocks)
 

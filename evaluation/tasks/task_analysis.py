@@ -11,11 +11,12 @@ import math
 import numpy as np
 
 from evaluation.scoring.methods import TRUNCATE
-from evaluation.statistics.binomial import effective, wilson
 from evaluation.statistics.intervals import (
+    effective,
     interval_columns,
     interval_over_units,
     unit_means,
+    wilson,
 )
 from evaluation.tasks.task_session import TaskResult
 

@@ -57,7 +57,7 @@ class Rotation:
 def rotations(model: Transformer, length: int) -> list[Rotation]:
     """The rotations of a model for texts of a length, one for each scheme that rotates."""
     exact = []
-    for scheme in model.schemes.values():
+    for scheme in model.position.values():
         if isinstance(scheme, LearnedRope):
             frequencies = scheme.frequencies().detach().double()
             amplitude = 1.0

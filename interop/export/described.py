@@ -11,8 +11,8 @@ from typing import Any
 from interop.export.exported_rope import RopeTable, rope_table
 from interop.huggingface.config import ImportedShape
 from model import SCHEMES, ModelSettings, Transformer
-from model.mixers.base import LayerKind
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import LayerKind
 from model.position import PositionalScheme, PositionSettings
 from model.position.schemes.absolute import NoPE
 from model.position.schemes.learned_rope import LearnedRope
@@ -57,7 +57,7 @@ class DescribedModel:
     def of_model(cls, model: Transformer) -> DescribedModel:
         """Raises NotRepresentable if a scheme is neither a rotation nor none."""
         sizes = (model.vocab_size, model.train_length, model.original_length)
-        return cls.of_shape(ImportedShape(None, model.settings, *sizes), model.schemes)
+        return cls.of_shape(ImportedShape(None, model.settings, *sizes), model.position)
 
     @classmethod
     def of_shape(

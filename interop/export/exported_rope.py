@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from interop.huggingface.rope_config import REFERS_TO_LENGTH
 from model.position import PositionalScheme
 from model.position.remap import NoRemap
 from model.position.scaling import plain_frequencies
@@ -14,7 +15,6 @@ TYPES = {
     "none": "default",
     **{name: name for name in ("linear", "dynamic", "llama3", "yarn", "longrope")},
 }
-REFERS_TO_LENGTH = ("llama3", "yarn", "longrope")
 # divisor of the frequency of a pair that is not rotated: sin(n·θ) is below 1e-23 for any n
 STILL = 1e30
 

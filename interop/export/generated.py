@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from model import SCHEMES, ModelSettings, Transformer
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
 from settings.fields import StrictSettings
 
 MODULE = "modeling_sextant"  # of the generated file

@@ -23,8 +23,8 @@ from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import CONVERSIONS, FAMILIES, FULL, SLIDING, Family, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
-from model.mixers.base import LayerKind
-from model.mixers.registry import MIXERS
+from model.mixers import MIXERS
+from model.mixers.mixer import LayerKind
 from model.position.temperature import FixedTemperature, Ministral3Temperature
 
 # logit of a sink without weight; finite in every dtype but float16, where it is −inf

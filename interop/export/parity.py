@@ -114,7 +114,7 @@ def _compared(
     positions = TokenPositions.plain(length)
     past = None if model_type else theirs.new_cache(length)
     precise = precise_cache = None
-    if model_type and any(isinstance(block.attention, Recurrent) for block in model.blocks):
+    if model_type and any(isinstance(block.mixer, Recurrent) for block in model.layers):
         precise = copy.deepcopy(model).double()
         precise_cache = precise.make_cache(1, length)
     difference = largest = rounding = 0.0

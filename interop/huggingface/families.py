@@ -14,7 +14,7 @@ from errors import InteropError
 from interop.huggingface.reader import ConfigReader
 from interop.huggingface.weight_names import WeightMap, weight_map
 from model import ModelSettings
-from model.mixers.base import LayerKind
+from model.mixers.mixer import LayerKind
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"

@@ -24,6 +24,7 @@ FACTOR_KINDS = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
+REFERS_TO_LENGTH = ("llama3", "yarn", "longrope")  # kinds whose frequencies depend on L0
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class RopeSource:
         head_dim: features of each head.
         family: of the model.
         is_latent: whether the layers have latent attention.
+        is_nested: whether each layer type has its own parameters.
     """
 
     parameters: ConfigReader
@@ -43,6 +45,7 @@ class RopeSource:
     head_dim: int
     family: Family
     is_latent: bool
+    is_nested: bool
 
     @property
     def train_length(self) -> int:
@@ -50,9 +53,10 @@ class RopeSource:
 
     @property
     def original_length(self) -> int:
-        """L0: the key beside the parameters overrides the one inside them, as in transformers."""
+        """L0: the key beside the parameters overrides the one inside them, but not those of layer
+        types, as in transformers."""
         key = "original_max_position_embeddings"
-        outside = self.config.number(key, int, None)
+        outside = None if self.is_nested else self.config.number(key, int, None)
         return outside or self.parameters.number(key, int, self.train_length)
 
     @property
@@ -175,7 +179,9 @@ def _temperature(source: RopeSource) -> dict[str, Any]:
     """Factors on q·k among the rotary parameters: Ministral 3's, and DeepSeek's for yarn."""
     number = source.parameters.number
     if temperature := source.family.position.get("temperature"):
-        length = number("original_max_position_embeddings", int)
+        length = source.original_length
+        if source.kind not in REFERS_TO_LENGTH:  # transformers then reads the key inside only
+            length = number("original_max_position_embeddings", int)
         beta = number("llama_4_scaling_beta", float)
         return {"temperature": temperature | {"beta": beta, "length": length}}
     if not source.is_latent or source.kind == "default":

@@ -31,12 +31,12 @@ def by_part(state: Mapping[str, Tensor], model: Transformer) -> dict[str, Tensor
     """The weights, with the convolution of each recurrent layer as those of its queries, keys and
     values, which are views."""
     parts = dict(state)
-    for i, block in enumerate(model.blocks):
-        for kind in ("weight", "bias") if isinstance(block.attention, Recurrent) else ():
+    for i, block in enumerate(model.layers):
+        for kind in ("weight", "bias") if isinstance(block.mixer, Recurrent) else ():
             prefix = f"layers.{i}.attention.convolution"
             whole = parts.pop(f"{prefix}.{kind}", None)
             if whole is not None:
-                for letter, part in zip("qkv", whole.split(block.attention.sizes), strict=True):
+                for letter, part in zip("qkv", whole.split(block.mixer.sizes), strict=True):
                     parts[f"{prefix}.{letter}.{kind}"] = part
     return parts
 

@@ -1,1 +1,1 @@
-"""Attention: masks, kernels, the softmax mixer, and windows shared by several processes."""
+"""Attention over the visible pairs of queries and keys: masks and kernels."""

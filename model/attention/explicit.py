@@ -15,15 +15,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from model.attention.mask import (
+    PRECISE,
     QUERY_BLOCK,
+    AttentionMask,
     AttentionView,
+    Normalizer,
     QueryBlock,
     joined,
     mask_dtype,
     no_autocast,
     repeated,
 )
-from model.attention.weights import Normalizer
 
 SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
 
@@ -79,6 +81,18 @@ def explicit_attend(
 
     size = query_block(mask.batch * mask.heads, mask.keys)
     return by_block(block, mask.queries, size, recompute=True)
+
+
+def dense_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """`explicit_attend` with all scores at once."""
+    queries = views[0].mask.queries
+    details = attention_details(views, v, scale, normalizer, 0, queries, whole=True)
+    return details.output.to(v.dtype)
 
 
 @dataclass(frozen=True)
@@ -139,3 +153,32 @@ def attention_details(
         assert total is not None
         weights = normalizer(total)
         return AttentionDetails(keys, total if logits else None, weights, weights @ values)
+
+
+def single_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
+    """(B, H, 1, D) of the last query of each row."""
+    batch, heads = q.shape[:2]
+    groups = k.shape[1]
+    rows = batch * groups
+    is_masked = not mask.is_causal_only
+    bias = q.new_zeros(())
+    if is_masked:
+        keys = mask.keys_of(0, 1)
+        k = k[:, :, keys]
+        v = v[:, :, keys]
+        (bias,) = mask.by_query(keys, groups, mask_dtype(q))
+    q = q.reshape(rows, heads // groups, -1)  # (B·G, H / G, D)
+    k = k.reshape(rows, -1, k.shape[3]).transpose(1, 2)
+    v = v.reshape(rows, -1, v.shape[3])
+    if q.dtype in PRECISE:
+        scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)
+    else:  # in bfloat16 the bias would round distances above 256
+        scores = torch.bmm(q, k).float() * scale + bias
+    weights = scores.softmax(-1).to(v.dtype)
+    return torch.bmm(weights, v).view(batch, heads, 1, -1)

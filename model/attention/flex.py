@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from model.attention.mask import AttentionMask, AttentionView, mask_dtype
+from model.attention.mask import AttentionMask, AttentionView, Normalizer, mask_dtype
 
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
 
@@ -51,9 +51,10 @@ def flex_attend(
     views: list[AttentionView],
     v: Tensor,
     scale: float,
-    sink: Tensor | None,
+    normalizer: Normalizer,
 ) -> Tensor:
     """Each view through FlexAttention, merged by log-sum-exp."""
+    sink = normalizer.sink
     if len(views) == 1 and sink is None:
         return flex_view(views[0], v, scale, None)
     outputs = []

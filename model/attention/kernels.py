@@ -10,8 +10,8 @@
 - ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
   CPU, sink logits, entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
 
-or one of their faster forms in `model/fast`: ``single`` (one query per row) and ``biased``
-(gradients of learned biases by distance and differences of sums, on a CPU).
+or one of their faster forms: ``single`` (`explicit.py`; one query per row) and ``biased``
+(`biased.py`; gradients of learned biases by distance and differences of sums, on a CPU).
 
 ``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
 with it.
@@ -24,20 +24,34 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.attention.explicit import attention_details, explicit_attend
+from model.attention.biased import biased_attend
+from model.attention.explicit import dense_attend, explicit_attend, single_attend
 from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
-from model.attention.mask import PRECISE, AttentionMask, AttentionView
+from model.attention.mask import PRECISE, SOFTMAX, AttentionMask, AttentionView, Normalizer
 from model.attention.sdpa import blocks_attend, causal_attend, merged_attend
-from model.attention.weights import SOFTMAX, Normalizer
-from model.fast.biased import biased_attend
-from model.fast.single_query import single_attend
 
-KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "merged", "explicit", "dense")
-ONE_VIEW = {
-    "single": single_attend,
-    "sdpa": causal_attend,
-    "blocks": blocks_attend,
-    "biased": biased_attend,
+
+def _of_one_view(attend_view: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A kernel of one view whose weights are the softmax over its keys alone."""
+
+    def attend_views(
+        views: list[AttentionView], v: Tensor, scale: float, normalizer: Normalizer
+    ) -> Tensor:
+        (view,) = views
+        return attend_view(view.q.to(v.dtype), view.k.to(v.dtype), v, view.mask, scale)
+
+    return attend_views
+
+
+KERNELS = {
+    "single": _of_one_view(single_attend),
+    "sdpa": _of_one_view(causal_attend),
+    "blocks": _of_one_view(blocks_attend),
+    "biased": _of_one_view(biased_attend),
+    "merged": merged_attend,
+    "flex": flex_attend,
+    "explicit": explicit_attend,
+    "dense": dense_attend,
 }
 # Called with the arguments of `attend` (views, values, scale, normalizer) and its output.
 AttentionHook = Callable[[list[AttentionView], Tensor, float, Normalizer, Tensor], None]
@@ -56,42 +70,15 @@ def attend(
         views: at most one view may allow each query-key pair.
         v: (B, G, S, D) values.
         scale: factor on q·k, applied before the bias.
-        kernel: one of KERNELS; ``auto`` chooses by device, mask and bias.
+        kernel: one of KERNELS that supports the views; ``auto`` chooses by device, mask and bias.
         normalizer: weights of the logits of a query.
 
     Returns:
         (B, H, T, D) in the dtype of `v`.
     """
-    first = views[0]
-    mask = first.mask
     if kernel == "auto":
-        kernel = choose(views, v, normalizer, mask.device.type)
-    if kernel == "dense":
-        details = attention_details(
-            views,
-            v,
-            scale,
-            normalizer,
-            0,
-            mask.queries,
-            whole=True,
-        )
-        return details.output.to(v.dtype)
-    if first.weights_fn is not None and not (kernel == "flex" and mask.has_flex_bias):
-        return explicit_attend(views, v, scale, normalizer)
-    if kernel == "flex":
-        return flex_attend(views, v, scale, normalizer.sink)
-    if kernel == "merged":
-        return merged_attend(views, v, scale)
-    if kernel == "explicit" or len(views) > 1 or not normalizer.is_softmax:
-        return explicit_attend(views, v, scale, normalizer)
-    return ONE_VIEW[kernel](
-        first.q.to(v.dtype),
-        first.k.to(v.dtype),
-        v,
-        mask,
-        scale,
-    )
+        kernel = choose(views, v, normalizer, views[0].mask.device.type)
+    return KERNELS[kernel](views, v, scale, normalizer)
 
 
 def choose(

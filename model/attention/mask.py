@@ -1,4 +1,5 @@
-"""Attention masks: which queries attend to which keys in a pass, and the bias of each pair.
+"""Attention masks: which queries attend to which keys in a pass, the bias of each pair, and how
+logits become weights.
 
 `visibility_mask` is the causal, document and window mask of every scheme. Mask and bias functions
 are elementwise over indices. This module evaluates them for blocks of queries and keys;
@@ -15,8 +16,71 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.attention.weights import Normalizer
 from model.token_positions import TokenPositions
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A function from logits (B, H, t, s), −inf where masked, to weights.
+
+    Attributes:
+        sink: (H,) logits of an extra key without a value, as in gpt-oss; None: there is none.
+        is_sparse: entmax instead of softmax.
+    """
+
+    sink: Tensor | None = None
+    is_sparse: bool = False
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether weights are the softmax over the keys alone, as in fused kernels."""
+        return self.sink is None and not self.is_sparse
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        keys = logits.shape[-1]
+        if self.sink is not None:
+            column = self.sink.to(logits.dtype)[:, None, None]
+            column = column.expand_as(logits[..., :1])
+            logits = torch.cat([logits, column], dim=-1)
+        weights = Entmax.apply(logits) if self.is_sparse else logits.softmax(-1)
+        return weights[..., :keys]
+
+
+SOFTMAX = Normalizer()
+
+
+class Entmax(torch.autograd.Function):
+    """Entmax with α = 1.5: weights max(z/2 − τ, 0)² of logits z, with τ such that they sum to 1.
+
+    Peters, Niculae and Martins 2019 (arXiv:1905.05702), algorithm 2: τ follows from the mean and
+    variance of the largest logits, of which there are as many as nonzero weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        halves = (logits - logits.amax(-1, keepdim=True)) / 2
+        halves = halves.clamp(min=-2)  # τ is at least −1, so the bound changes no weight
+        largest = halves.sort(dim=-1, descending=True).values
+        count = torch.ones_like(logits[..., :1, :]).cumsum(-1)
+        mean = largest.cumsum(-1) / count
+        squares = largest.square().cumsum(-1) - count * mean.square()  # of the deviations
+        variance = (1 - squares) / count
+        thresholds = mean - variance.clamp(min=0).sqrt()
+        positive = (thresholds <= largest).sum(-1, keepdim=True)
+        threshold = thresholds.gather(-1, positive - 1)  # τ
+        weights = (halves - threshold).clamp(min=0).square()
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        (gradient,) = gradients
+        roots = weights.sqrt()
+        total = roots.sum(-1, keepdim=True)
+        mean = (roots * gradient).sum(-1, keepdim=True) / total
+        return roots * (gradient - mean)
+
 
 # Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are
 # captured. True: the query attends to the key
@@ -100,21 +164,6 @@ def visibility_mask(
 
 
 @dataclass(frozen=True)
-class CausalBand:
-    """A causal band known on the host: query i attends to keys j with 0 ≤ i + offset − j < window,
-    and to the first `sinks` keys."""
-
-    offset: int
-    window: int | None = None
-    sinks: int = 0
-
-    def keys(self, start: int, stop: int) -> tuple[int, int]:
-        """The range of keys visible to any query in [start, stop), without sinks."""
-        low = 0 if self.window is None else max(0, start + self.offset - self.window + 1)
-        return low, stop + self.offset
-
-
-@dataclass(frozen=True)
 class BiasForms:
     """Forms of an elementwise bias that kernels evaluate faster, where it has them.
 
@@ -142,8 +191,10 @@ class AttentionMask:
     Attributes:
         mask_mod, bias: elementwise over indices.
         separation: elementwise over (row, query, key): query position − key position.
-        band: in plain layout, a bound on the visible keys, known on the host.
+        is_plain: plain layout. Visible keys are in a band known on the host: query i attends to no
+            keys j but those with 0 ≤ i + keys − queries − j < window, and the first `sinks`.
         is_band: the mask equals the band.
+        window, sinks: of the band; there are sinks with a window only.
         forms: other forms of the bias.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
@@ -158,8 +209,10 @@ class AttentionMask:
     mask_mod: MaskFunction
     separation: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias: BiasFunction | None = None
-    band: CausalBand | None = None
+    is_plain: bool = False
     is_band: bool = False
+    window: int | None = None
+    sinks: int = 0
     forms: BiasForms = field(default_factory=BiasForms)
     unit_steps: bool = False
     rows: int = 1
@@ -173,9 +226,8 @@ class AttentionMask:
     @property
     def is_causal_only(self) -> bool:
         """Plain causal attention, for which the fused causal kernel applies."""
-        if self.band is None or not self.is_band or self.bias is not None:
-            return False
-        return self.band.window is None or self.band.window >= self.keys
+        reaches_all = self.window is None or self.window >= self.keys
+        return self.is_band and reaches_all and self.bias is None
 
     @property
     def is_by_distance(self) -> bool:
@@ -190,31 +242,30 @@ class AttentionMask:
 
     @property
     def has_biased_kernel(self) -> bool:
-        """Whether `model/fast/biased.py` evaluates the bias: differences of sums, and with
+        """Whether `model/attention/biased.py` evaluates the bias: differences of sums, and with
         gradients learned functions of distance."""
         if self.forms.key_sums is not None:
             return self.is_exact_band
         return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
 
     @property
-    def sinks(self) -> int:
-        """Number of leading keys that stay visible outside the window."""
-        return 0 if self.band is None or self.band.window is None else self.band.sinks
-
-    @property
     def distance_block(self) -> int:
         """Queries per block of a mask by distance. Narrow windows have smaller blocks, which
         contain fewer masked pairs."""
-        assert self.band is not None
-        window = self.band.window
-        narrow = window is not None and window < 4 * WIDE_BLOCK
+        narrow = self.window is not None and self.window < 4 * WIDE_BLOCK
         return QUERY_BLOCK if narrow else WIDE_BLOCK
+
+    def band_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The range of keys in the band of any query in [start, stop), without sinks."""
+        offset = self.keys - self.queries
+        low = 0 if self.window is None else max(0, start + offset - self.window + 1)
+        return low, stop + offset
 
     def keys_of(self, start: int, stop: int) -> slice | Tensor:
         """Index of the keys visible to any query in [start, stop)."""
-        if self.band is None:
+        if not self.is_plain:
             return slice(0, self.keys)
-        low, high = self.band.keys(start, stop)
+        low, high = self.band_of(start, stop)
         if low <= self.sinks:
             return slice(0 if self.sinks else low, high)
         if not self.sinks:
@@ -237,11 +288,10 @@ class AttentionMask:
         return self._lowered[name]
 
     def _by_distance(self) -> Tensor:
-        assert self.band is not None
         d = self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
         hidden = d < 0
-        if self.band.window is not None:
-            hidden |= d >= self.band.window
+        if self.window is not None:
+            hidden |= d >= self.window
         if self.forms.distance is None:
             values = torch.zeros(1, len(d), device=self.device)
         else:
@@ -324,7 +374,7 @@ class AttentionView:
 
     `weights_fn` and `extra_output` implement attention other than softmax(q·k + bias) v: the first
     returns the weights of a block, the second is added to the weighted values. A view with
-    `weights_fn` must be the only view. If its mask has `make_flex_bias`, the weights are also
+    `weights_fn` must be the only view. If its mask has a `flex_bias`, the weights are also
     softmax(q·k + that bias), for FlexAttention.
     """
 

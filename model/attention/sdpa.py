@@ -18,6 +18,7 @@ from model.attention.mask import (
     QUERY_BLOCK,
     AttentionMask,
     AttentionView,
+    Normalizer,
     mask_dtype,
     no_autocast,
     repeated,
@@ -82,8 +83,14 @@ def blocks_attend(
     return by_block(by_pair, mask.queries, size, recompute=True)
 
 
-def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor:
-    """(B, H, T, D) of several views on a CPU, without gradients, merged by log-sum-exp."""
+def merged_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """(B, H, T, D) of a softmax over several views on a CPU, without gradients, merged by
+    log-sum-exp."""
     mask = views[0].mask
 
     def block(start: int, stop: int) -> Tensor:
@@ -121,11 +128,9 @@ def distance_mask(
     The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' +
     j, so strides of (1, 1) describe it without a copy.
     """
-    band = mask.band
-    assert band is not None
-    low, high = band.keys(start, stop)
+    low, high = mask.band_of(start, stop)
     values = mask.by_distance().to(mask_dtype(q))
-    farthest = stop - 1 + band.offset - low  # distance of the last query to the first key
+    farthest = high - 1 - low  # distance of the last query to the first key
     origin = mask.keys - 1 - farthest
     shape = (1, values.shape[0], stop - start, high - low)
     strided = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
@@ -139,14 +144,6 @@ def _masked(
     mask: Tensor,
     scale: float,
 ) -> Tensor:
-    heads = q.shape[1]
-    groups = k.shape[1]
-    is_single = q.shape[2] == 1
-    if is_single and heads != groups:
-        # The queries of a group become the queries of one key/value head.
-        q = q.unflatten(1, (groups, -1)).squeeze(3)
-        if mask.shape[1] == heads:
-            mask = mask.unflatten(1, (groups, -1)).squeeze(3)
     dtype = v.dtype
     if q.device.type == "cuda":
         # The fused kernel with a mask requires equal numbers of heads, and a contiguous mask of q's
@@ -158,5 +155,4 @@ def _masked(
     # Autocast would round the mask and copy the strided view. q, k and v have the dtype of v.
     with no_autocast(q):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-    out = out.to(dtype)
-    return out.flatten(1, 2).unsqueeze(2) if is_single else out
+    return out.to(dtype)

@@ -13,8 +13,8 @@ from torch import nn
 
 from errors import ModelError
 from model.attention.mask import by_head
-from model.attention.softmax import HeadNorm, KeyMixer
-from model.mixers.base import LayerKind, MixerSettings, Modifiers
+from model.mixers.mixer import LayerKind, MixerSettings
+from model.mixers.softmax import HeadNorm, KeyMixer
 from model.position import SCHEMES
 from settings.fields import setting
 
@@ -67,7 +67,7 @@ class LatentAttention(KeyMixer):
         features = m.unrotated_dim + self.head_dim
         self.scale = features**-0.5
         self.pair_features = features + self.value_dim
-        self.position = Modifiers(kind)
+        self.position = kind.modifiers()
         norm_eps = m.norm_eps or kind.norm_eps
         if m.query_rank is not None:
             self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.attention.sharding import GatheredLayer, ShardedWindow
 from model.cache import CachedTail
-from model.fast.fla import IS_INSTALLED, fla_outputs
+from model.mixers.fla import IS_INSTALLED, fla_outputs
 from model.mixers.recurrence import (
     Inputs,
     RecurrentState,
@@ -21,6 +20,7 @@ from model.mixers.recurrence import (
     step_by_step,
     without_padding,
 )
+from model.sharding import GatheredLayer, ShardedWindow
 
 
 class LayerState(CachedTail):

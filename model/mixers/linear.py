@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import mask_dtype, no_autocast
-from model.attention.softmax import Projection
-from model.mixers.base import AttentionPass, MixerSettings
 from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
+from model.mixers.mixer import AttentionPass, MixerSettings
 from model.mixers.recurrence import Inputs
+from model.mixers.softmax import Projection
 from settings.fields import setting
 
 
@@ -59,7 +59,7 @@ class LinearAttention(Projection):
         v = self.v_norm(self.split(self.wv(x)))
         with no_autocast(x):
             dtype = mask_dtype(v)
-            feature = unit if self.mixer.form == "cosine" else positive
+            feature = unit_norm if self.mixer.form == "cosine" else positive
             q = feature(q.to(dtype))
             k = feature(k.to(dtype))
             values = v.to(dtype)
@@ -68,8 +68,8 @@ class LinearAttention(Projection):
             if self.mixer.form == "cosine":
                 # Normalize again: an amplitude or a mixture of frequencies could make weights
                 # negative. The first feature adds 1 to the products.
-                q = F.pad(unit(view.q), (1, 0), value=1.0)
-                k = F.pad(unit(view.k), (1, 0), value=1.0)
+                q = F.pad(unit_norm(view.q), (1, 0), value=1.0)
+                k = F.pad(unit_norm(view.k), (1, 0), value=1.0)
                 values = torch.cat([values, ones], dim=-1)
                 summed = self._sums(q, k, values, step, layer_cache)
                 out, total = summed.split([self.head_dim, 1], dim=-1)
@@ -131,7 +131,7 @@ class LinearAttention(Projection):
         return self.workspace(1, length, length, 0) // length
 
 
-def unit(x: Tensor) -> Tensor:
+def unit_norm(x: Tensor) -> Tensor:
     """x / |x|."""
     return F.normalize(x, dim=-1)
 

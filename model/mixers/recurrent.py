@@ -15,12 +15,12 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from model.attention.mask import by_head, mask_dtype, no_autocast
-from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.layer_state import LayerState, recurrent_outputs
+from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings
 from model.mixers.recurrence import SUB_CHUNK, Inputs
 from model.mixers.short_convolution import CausalConvolution
-from model.position.base import Initializer, constant
 from model.position.content import unit
+from model.position.interface import Initializer, constant
 from settings.fields import setting
 
 STEP_RANGE = (1e-3, 0.1)  # initial Δ of softplus decays, as in Mamba-2
@@ -113,7 +113,7 @@ class Recurrent(Mixer):
         m = self.mixer
         self.value_dim = m.value_dim or kind.head_dim
         self.scale = m.scale or kind.head_dim**-0.5
-        self.position = Modifiers(kind)
+        self.position = kind.modifiers()
         of_keys = self.kv_heads * self.head_dim
         of_values = self.heads * self.value_dim
         self.sizes = [of_keys, of_keys, of_values]

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.mixers.base import LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.layer_state import LayerState
-from model.position.base import constant
+from model.mixers.mixer import LayerKind, Mixer, MixerSettings
 from model.position.content import causal_convolution
+from model.position.interface import constant
 from settings.fields import setting
 
 
@@ -60,7 +60,7 @@ class ShortConvolution(Mixer):
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
         m = self.mixer
-        self.position = Modifiers(kind)
+        self.position = kind.modifiers()
         self.w_in = nn.Linear(kind.dim, 3 * kind.dim, bias=m.bias)
         self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
         self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)

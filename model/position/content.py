@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor
 
-from model.position.base import PositionSettings
+from model.position.interface import PositionSettings
 from model.token_positions import TokenPositions
 
 

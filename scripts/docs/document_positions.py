@@ -7,11 +7,14 @@ docstrings.
 
 import inspect
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
 
 from data.data_settings import DataSettings
 from data.files import write_text

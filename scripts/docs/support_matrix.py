@@ -10,7 +10,10 @@ every row and loads it in transformers.
 
 import hashlib
 import json
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
 
 from interop.export.native import choose_class
 from model import SCHEMES, ModelSettings, Transformer

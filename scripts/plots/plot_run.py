@@ -7,12 +7,15 @@ Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last l
 PNG, SVG and CSV with the same name.
 """
 
+import sys
 from pathlib import Path
 
 import pandas as pd
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
+
 from evaluation.reports.figures import save
-from evaluation.reports.results_files import write_table
+from evaluation.reports.report import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data.files import write_text
@@ -15,29 +14,30 @@ from evaluation.reports.document import (
     Cell,
     ReportTable,
     TableCell,
+    counted,
     embedded,
     markdown,
     page,
     picture,
+    plain,
     plain_text,
+    with_ends,
 )
 from evaluation.reports.figures import (
     COLOURS,
     SOFT,
     Curve,
     FigureText,
-    Panel,
-    mark,
-    name_rows,
+    dot,
     panels,
+    rows_panel,
     save,
 )
-from evaluation.reports.text import counted, plain, with_ends
 from run_directory.console import duration
 from studies.claims.claim_results import ClaimVerdict
 from studies.claims.claim_run import Claim
 from studies.claims.claim_settings import QUESTIONS
-from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
+from studies.claims.claim_verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
 
 FIGURE = "figure"
 OVERVIEW = "figures/atlas.png"
@@ -184,63 +184,34 @@ def filters(entries: Sequence[AtlasEntry]) -> str:
 
 def claim_figure(verdict: ClaimVerdict) -> Figure:
     """The value of every seed, the mean with its interval, and the smallest effect that counts."""
-    names = list(verdict.comparisons)
     curves = []
-    deltas = {}  # by their place
-    for i, name in enumerate(names):
-        comparison = verdict.comparisons[name]
-        low, high = verdict.ends[name]
+    deltas = {}
+    for at, (name, comparison) in enumerate(verdict.comparisons.items()):
         values = [] if comparison.solved else comparison.values
-        curves += [
-            Curve("", values, [i] * len(values), SOFT, dash="", marker="o", size=3.4),
-            Curve(
-                "", [comparison.estimate], [i + 0.22], COLOURS[0], [low], [high], True, marker="D"
-            ),
-        ]
+        rows = [at] * len(values)
+        curves.append(Curve("", values, rows, SOFT, dash="", marker="o", size=3.4))
+        ends = (comparison.estimate, *verdict.ends[name])
+        curves.append(dot(at + 0.22, *ends, COLOURS[0], marker="D"))
         deltas[comparison.delta] = "δ"
         if not comparison.difference:
             deltas[-comparison.delta] = "−δ"
-
-    def scales(axes: Axes) -> None:
-        axes.set_ylim(len(names) - 0.4, -0.5)
-        name_rows(axes, [name.split(", ")[-1] for name in names])
-        axes.locator_params(axis="x", nbins=7)
-        for delta, text in deltas.items():
-            mark(axes, delta, text)
-
-    panel = Panel(curves, scales=scales, named=False, height=0.5 + 0.42 * len(names))
-    return panels([panel], FigureText(), width=4.8)
+    names = [name.split(", ")[-1] for name in verdict.comparisons]
+    return panels([rows_panel(names, curves, marks=deltas, row=0.42)], FigureText(), width=4.8)
 
 
 def overview(entries: Sequence[AtlasEntry]) -> Figure:
     """Every comparison of every claim, in multiples of its smallest effect that counts."""
     rows = sorted(entries, key=lambda entry: (list(KINDS).index(entry.kind), entry.claim.name))
     curves = []
-    for place, entry in enumerate(rows):
+    for at, entry in enumerate(rows):
         for name, comparison in entry.verdict.comparisons.items():
-            scaled = [end / comparison.delta for end in entry.verdict.ends[name]]
-            curves.append(
-                Curve(
-                    "",
-                    [comparison.estimate / comparison.delta],
-                    [place],
-                    KINDS[entry.kind],
-                    [scaled[0]],
-                    [scaled[1]],
-                    across=True,
-                    marker="o",
-                    hollow=not comparison.difference,
-                )
-            )
-
-    def scales(axes: Axes) -> None:
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        name_rows(axes, [f"{entry.claim.name.replace('_', ' ')}: {entry.kind}" for entry in rows])
-        for delta, text in ((1, "δ"), (-1, "−δ")):
-            mark(axes, delta, text)
-
+            ends = [comparison.estimate, *entry.verdict.ends[name]]
+            scaled = [end / comparison.delta for end in ends]
+            color = KINDS[entry.kind]
+            curves.append(dot(at, *scaled, color, hollow=not comparison.difference))
+    names = [f"{entry.claim.name.replace('_', ' ')}: {entry.kind}" for entry in rows]
     x = "effect, in multiples of δ (hollow: no difference is claimed)"
-    panel = Panel(curves, x=x, scales=scales, named=False, height=0.5 + 0.2 * len(rows))
+    panel = rows_panel(names, curves, x=x, marks={1: "δ", -1: "−δ"}, row=0.2)
     return panels([panel], FigureText(), width=8.0)
 
 

@@ -4,15 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from evaluation.statistics.verdicts import is_undertrained
+from evaluation.statistics.loss_table import is_undertrained
 from studies.claims.claim_settings import ClaimSettings
-from studies.claims.expressions import DEFAULTS, Expression, evaluate, values_in
-from studies.claims.verdicts import (
+from studies.claims.claim_verdicts import (
     ALPHA,
     NOT_LEARNED,
     PrimaryComparison,
@@ -20,6 +20,7 @@ from studies.claims.verdicts import (
     enough_learned,
     p_value,
 )
+from studies.claims.expressions import DEFAULTS, Expression, evaluate, values_in
 from studies.results.stored import SEED
 
 LEARNED = "learned"  # the comparison of rows that decide whether a run has learned
@@ -44,6 +45,29 @@ class ClaimVerdict:
     p: float
 
 
+class MeasuredValue(NamedTuple):
+    """A value of one arm that an evaluation measured: its cell, the name and record of the
+    evaluation, and the row of the record with the metric."""
+
+    cell: dict
+    evaluation: str
+    record: dict
+    row: dict
+    metric: str
+
+    @property
+    def mean(self) -> float:
+        return self.row[self.metric]
+
+    def without_each_unit(self) -> np.ndarray:
+        """Means over all units but one, weighted by their targets or items."""
+        means = np.array(self.row.get(f"unit_{self.metric}") or [self.mean])
+        units = self.record.get("units", {})  # items on symbols are units of one
+        counts = np.array(units.get("targets") or units.get("items") or [1] * len(means))
+        sums = means * counts
+        return (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1)
+
+
 class MeasuredValues:
     """The values that a claim reads from the cells of its study (`results.json`)."""
 
@@ -51,67 +75,37 @@ class MeasuredValues:
         self.claim = claim
         self._cells = {frozenset(cell["axes"].items()): cell for cell in cells}
 
-    def cell(self, value: dict, seed: str) -> dict:
-        axes = self.claim.arm(value) | {SEED: seed}
-        return self._cells[frozenset(axes.items())]
-
-    def evaluation(self, value: dict, seed: str) -> str:
-        """The evaluation that a value names, or the first one of its cell."""
-        name = value.get("evaluation")
-        return name or next(iter(self.cell(value, seed)["evaluations"]))
-
-    def record(self, value: dict, seed: str) -> dict:
-        """The results of the evaluation of a value."""
-        return self.cell(value, seed)["evaluations"][self.evaluation(value, seed)]
-
-    def row(self, value: dict, seed: str) -> dict:
-        """The stored row of a value. Raises StudyError if it was not measured."""
+    def find(self, value: dict, seed: str) -> MeasuredValue:
+        """Raises StudyError if the value was not measured."""
+        cell = self._cells[frozenset((self.claim.arm(value) | {SEED: seed}).items())]
         asked = DEFAULTS | value
         metric = asked["metric"]
+        # the evaluation that a value names, or the first one of its cell
+        name = asked["evaluation"] or next(iter(cell["evaluations"]))
+        record = cell["evaluations"][name]
         ignored = (*self.claim.grid, "evaluation", "metric")
         wanted = {k: v for k, v in asked.items() if k not in ignored and v is not None}
-        for row in self.record(value, seed).get("cells", ()):
-            is_asked = all(row.get(key) == each for key, each in wanted.items())
-            if is_asked and row.get(metric) is not None:
-                return row
-        cell = self.cell(value, seed)["id"]
-        raise StudyError(f"{cell}: {self.evaluation(value, seed)} has no {metric} of {wanted}")
+        for row in record.get("cells", ()):
+            if row.get(metric) is not None and wanted.items() <= row.items():
+                return MeasuredValue(cell, name, record, row, metric)
+        raise StudyError(f"{cell['id']}: {name} has no {metric} of {wanted}")
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
         """(value, standard error over the units of the evaluations), by the jackknife."""
-        number = float(evaluate(tree, lambda value: self.mean(value, seed)))
+        found = [self.find(value, seed) for value in values_in(tree)]
+        number = float(evaluate(tree, lambda value: self.find(value, seed).mean))
         variance = 0.0
-        for name in {self.evaluation(value, seed) for value in values_in(tree)}:
+        for name in {each.evaluation for each in found}:
 
             def without_one(value: dict, name: str = name) -> np.ndarray | float:
-                if self.evaluation(value, seed) != name:
-                    return self.mean(value, seed)
-                means, counts = self._units(value, seed)
-                sums = means * counts
-                return (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1)
+                each = self.find(value, seed)
+                return each.without_each_unit() if each.evaluation == name else each.mean
 
             replicates = evaluate(tree, without_one)
             n = len(replicates)
             changes = replicates - replicates.mean()
             variance += (n - 1) / n * float((changes**2).sum())
         return number, variance**0.5
-
-    def mean(self, value: dict, seed: str) -> float:
-        return self.row(value, seed)[value.get("metric", DEFAULTS["metric"])]
-
-    def is_undertrained(self, value: dict, seed: str) -> bool:
-        """Whether the run of a value is hardly better than a unigram model on the same targets."""
-        record = self.record(value, seed)
-        return is_undertrained(record.get("truncated_nll"), record.get("unigram_nll"))
-
-    def _units(self, value: dict, seed: str) -> tuple[np.ndarray, np.ndarray]:
-        """Means of the units of a value and their numbers of targets or items."""
-        metric = value.get("metric", DEFAULTS["metric"])
-        row = self.row(value, seed)
-        means = np.array(row.get(f"unit_{metric}") or [row[metric]])
-        units = self.record(value, seed).get("units", {})  # items on symbols are units of one
-        counts = units.get("targets") or units.get("items") or [1] * len(means)
-        return means, np.array(counts)
 
 
 def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
@@ -121,29 +115,31 @@ def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
     missing."""
     values = MeasuredValues(claim, cells)
     columns = [*claim.axes, *DEFAULTS]
+
+    def row_of(comparison: str, seed: str, value: dict) -> dict:
+        each = values.find(value, seed)
+        keys = DEFAULTS | value | claim.arm(value) | {"evaluation": each.evaluation}
+        losses = (each.record.get("truncated_nll"), each.record.get("unigram_nll"))
+        is_void = comparison == LEARNED and is_undertrained(*losses)
+        return {
+            "comparison": comparison,
+            "seed": seed,
+            **{column: keys[column] for column in columns},
+            "value": math.nan if is_void else each.mean,
+            "error": None,
+            "weights": each.cell["training"]["checkpoint_hash"][:16],
+        }
+
     rows: list[dict] = []
-
-    def add(comparison: str, seed: str, value: dict) -> None:
-        training = values.cell(value, seed)["training"]
-        keys = DEFAULTS | value | claim.arm(value)
-        keys["evaluation"] = values.evaluation(value, seed)
-        row = {"comparison": comparison, "seed": seed}
-        row |= {column: keys[column] for column in columns}
-        not_learned = comparison == LEARNED and values.is_undertrained(value, seed)
-        row |= {"value": math.nan if not_learned else values.mean(value, seed), "error": None}
-        rows.append(row | {"weights": training["checkpoint_hash"][:16]})
-
     for name, comparison in claim.comparisons.items():
         for seed in claim.seeds:
             number, error = values.comparison(comparison.value, seed)
             own = {"comparison": name, "seed": seed, **dict.fromkeys(columns)}
             rows.append(own | {"value": number, "error": error, "weights": ""})
-            for value in values_in(comparison.value):
-                add(name, seed, value)
+            rows += [row_of(name, seed, value) for value in values_in(comparison.value)]
     for arm in claim.arms:
         for condition in claim.conditions(arm):
-            for seed in claim.seeds:
-                add(LEARNED, seed, condition.value | arm)
+            rows += [row_of(LEARNED, seed, condition.value | arm) for seed in claim.seeds]
     return rows
 
 

@@ -13,7 +13,7 @@ from data.data_settings import SymbolSource
 from data.files import canonical_hash, read_object, write_json
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
-from evaluation.reports.results_files import write_table
+from evaluation.reports.report import write_table
 from evaluation.scoring.methods import TRAINED
 from run_directory.console import Console
 from run_directory.parent_run import read_run_settings
@@ -28,8 +28,7 @@ from studies.claims.claim_results import (
     verdict_of,
 )
 from studies.claims.claim_settings import ClaimSettings
-from studies.claims.expressions import DEFAULTS, values_in
-from studies.claims.verdicts import (
+from studies.claims.claim_verdicts import (
     ALPHA,
     REPRODUCED,
     PrimaryComparison,
@@ -37,6 +36,7 @@ from studies.claims.verdicts import (
     detectable,
     sd_bound,
 )
+from studies.claims.expressions import DEFAULTS, values_in
 from studies.grid import cells_of
 from studies.results.stored import SEED
 from studies.running.plan import PlannedCell

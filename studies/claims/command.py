@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import StudyError, UserError
-from evaluation.reports.text import counted
+from evaluation.reports.document import counted
 from run_directory.console import Console, duration
 from settings.load import load_settings
 from studies.claims.atlas import write_atlas

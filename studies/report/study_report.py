@@ -9,41 +9,119 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from data.files import write_text
 from data.preparation.summary import FEW_BELOW
-from evaluation.reports.charts import Styles, styles_of
 from evaluation.reports.diagnostic_report import (
     attention_figure,
     attention_tables,
     generation_tables,
 )
-from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text, slug
-from evaluation.reports.figures import FigureText, save
+from evaluation.reports.document import (
+    NONE,
+    Cell,
+    ReportTable,
+    TableCell,
+    counted,
+    listed,
+    plain_text,
+    slug,
+)
+from evaluation.reports.figures import FigureText, Styles, styles_of
 from evaluation.reports.loss_report import (
+    LossResults,
     details,
     differences,
     differences_figure,
     gain_figure,
     gains,
     loss_figure,
+    loss_styles,
     overview,
+    position_figure,
+    position_tables,
+    read_gain_table,
     verdict,
 )
-from evaluation.reports.position_report import position_figure, position_tables
-from evaluation.reports.read_gain_report import read_gain_table
-from evaluation.reports.reported_results import ReportedResults, seed_counts
-from evaluation.reports.results_files import write_results
+from evaluation.reports.report import Block, Chart, ReportedResults, write_pages, write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
-from evaluation.reports.text import counted, listed
-from evaluation.statistics.seeds import CLAIM_SEEDS
-from studies.report import study_tables
-from studies.results.loss_comparison import LossComparison, derive
-from studies.results.losses import read_losses
-from studies.results.other_evaluations import read_other
-from studies.results.stored import StoredStudy, read_study, unfair_comparisons
+from evaluation.statistics.intervals import CLAIM_SEEDS
+from studies.results.stored import Group, StoredStudy, read_study, unfair_comparisons
+from studies.results.study_results import read_losses, read_other
+
+MIB = 2**20
+COSTS = {  # key in a cell's record: column, format
+    "parameters": ("parameters", ",.0f"),
+    "tokens": ("tokens", ",.0f"),
+    "flops_per_token": ("FLOPs per token", ".3g"),
+    "flops": ("training FLOPs", ".3g"),
+    "loss": ("last training loss", ".3f"),
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "seconds": ("seconds", ",.0f"),
+    "peak_memory_bytes": ("peak memory, MiB", ",.0f"),
+}
+
+
+def costs(study: StoredStudy, group: Group) -> ReportTable:
+    """Training cost of each scheme, mean over its seeds."""
+    records = []
+    machines = {}
+    for cell in study.cells:
+        training = cell.record.get("training")
+        if training and cell.group == group:
+            facts = training | cell.record["timing"]
+            numbers = {key: facts.get(key) for key in COSTS}
+            records.append({"scheme": cell.scheme, **numbers})
+            machine = facts.get("machine", {})
+            names = machine.get("gpus") or [machine.get("processor", "unknown")]
+            machines |= dict.fromkeys(names)
+    table = pd.DataFrame(records, columns=["scheme", *COSTS])
+    table = table.set_index("scheme").astype(float)
+    table["peak_memory_bytes"] /= MIB
+    means = table.groupby(level=0, sort=False).mean()
+    rows: list[list[Cell]] = [
+        [
+            str(scheme),
+            *(NONE if pd.isna(own[key]) else format(own[key], COSTS[key][1]) for key in COSTS),
+        ]
+        for scheme, own in means.iterrows()
+    ]
+    columns = ["scheme", *(column for column, _ in COSTS.values())]
+    note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."
+    title = ", ".join(["Training cost", *(label for _, label in group)])
+    return ReportTable(title, columns, rows, note)
+
+
+def cells(study: StoredStudy) -> ReportTable:
+    """All cells: their checkpoints, or why they have none."""
+    rows: list[list[Cell]] = []
+    for cell in study.cells:
+        run = cell.record.get("training") or {}
+        status = cell.record["status"]
+        row: list[Cell] = [
+            cell.id,
+            TableCell(status, "" if status == "done" else "bad"),
+            cell.record.get("error") or "",
+            f"{run['steps']:,}" if run else NONE,
+            run.get("checkpoint_hash", "")[:16],
+            run.get("data_hash", "")[:16],
+        ]
+        rows.append(row)
+    columns = ["cell", "status", "error", "steps", "checkpoint", "data"]
+    note = "First 16 digits of each SHA-256; results.json has all digits."
+    return ReportTable("Cells", columns, rows, note, numbers=6)
+
+
+def excluded(losses: Sequence[LossResults]) -> ReportTable:
+    """Lengths that could not be evaluated, and results that are not comparable."""
+    rows: list[list[Cell]] = [
+        [r.place["evaluation"], *key, lengths] for r in losses for key, lengths in r.missing.items()
+    ]
+    columns = ["evaluation", "scheme", "reason", "lengths"]
+    return ReportTable("Missing results", columns, rows, numbers=3)
+
 
 OTHERS = {  # by protocol: title, figure, tables
     "tasks": ("Task", accuracy_figure, task_tables),
@@ -81,8 +159,7 @@ METHODS = {
         "and decaying biases ignore it and hold. The net gain and retrieval tasks do show it."
     ),
 }
-Draw = Callable[[ReportedResults, str, Figure, str], str]  # results, name, figure, caption
-Sections = dict[str, list[str | ReportTable]]
+Sections = dict[str, list[Block]]
 
 
 class StudyReport(NamedTuple):
@@ -103,20 +180,9 @@ def write_report(results: dict, folder: Path) -> StudyReport:
     others = []
     for name, group in product(study.evaluations, study.groups):
         if stored := read_losses(study, name, group):
-            losses.append(derive(study, stored))
+            losses.append(stored)
         elif other := read_other(study, name, group):
             others.append(other)
-    pictures: list[Path] = []
-
-    def draw(r: ReportedResults, name: str, figure: Figure, caption: str) -> str:
-        """Save a figure; the names of those of the first evaluation have no prefix."""
-        is_first = r is [*losses, *others][0]
-        prefix = "" if is_first else f"{slug(r.title).replace('-', '_')}_"
-        png = save(figure, folder / "figures", f"{prefix}{name}")
-        pictures.extend([png, png.with_suffix(".svg")])
-        alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
-        return picture(f"figures/{png.name}", caption, alt)
-
     names = [variant.name for variant in study.variants]
     lead = ["No loss evaluation has finished yet."]
     sections: Sections = {}
@@ -125,32 +191,37 @@ def write_report(results: dict, folder: Path) -> StudyReport:
             lead = findings(r)
         else:
             sections[f"Findings ({r.title})"] = [plain_text(line) for line in findings(r)]
-        styles = styles_of(names, study.baseline, r.table.select("nll"), r.undertrained)
-        sections |= _loss_sections(r, draw, styles)
+        sections |= _loss_sections(r, loss_styles(r, names), is_first=r is losses[0])
     for other in others:
-        sections |= other_section(other, draw, styles_of(names, study.baseline))
-    sections["Training"] = [study_tables.costs(study, group) for group in study.groups]
-    sections["Missing results"] = [study_tables.excluded(losses)]
+        is_first = not losses and other is others[0]
+        sections |= _other_section(other, styles_of(names, study.baseline), is_first)
+    sections["Training"] = [costs(study, group) for group in study.groups]
+    sections["Missing results"] = [excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
     lead += [f"Warning: {text}" for text in unfair_comparisons(study.checks)]
-    text = markdown(study.name, [*lead, _extent(study, losses)], sections, DOWNLOADS)
-    files = [folder / name for name in ("report.html", "report.md", "results.csv")]
-    write_text(files[0], page(text, folder))
-    write_text(files[1], text)
-    write_results(files[2], [*losses, *others], study=study.name)
-    table = overview(losses[0]) if losses else None
-    return StudyReport([*files, *pictures], table, findings=lead)
+    extent = _extent(study, losses)
+    files, drawn = write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
+    numbers = folder / "results.csv"
+    write_results(numbers, [*losses, *others], study=study.name)
+    files += [numbers, *drawn, *(png.with_suffix(".svg") for png in drawn)]
+    return StudyReport(files, overview(losses[0]) if losses else None, findings=lead)
 
 
-def findings(r: LossComparison) -> list[str]:
+def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first: bool) -> Chart:
+    """A figure; the names of those of the first evaluation have no prefix."""
+    prefix = "" if is_first else f"{slug(r.title).replace('-', '_')}_"
+    alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
+    return Chart(f"figures/{prefix}{name}", figure, caption, alt)
+
+
+def findings(r: LossResults) -> list[str]:
     """The findings of a loss evaluation and what limits them, the most important first."""
     lines = [verdict(r), *details(r)]
-    rounded = [name for name in r.names if not r.is_precise(name)]
-    if rounded:
+    if r.imprecise:
         lines.append(
             f"No verdicts because of bfloat16 rounding errors above {r.tolerance / 10:.4f} nats: "
-            f"{listed(rounded)}. Evaluate with dtype=float32."
+            f"{listed(r.imprecise)}. Evaluate with dtype=float32."
         )
     few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
     if few:
@@ -163,57 +234,58 @@ def findings(r: LossComparison) -> list[str]:
     return lines
 
 
-def _extent(study: StoredStudy, losses: Sequence[LossComparison]) -> str:
+def _extent(study: StoredStudy, losses: Sequence[LossResults]) -> str:
     """`10 schemes · cells: 20 done, 1 failed · 2 training seeds per scheme · 9 authors`."""
     states = Counter(cell.record["status"] for cell in study.cells)
     schemes = len({variant.scheme for variant in study.variants})
     parts = [counted(schemes, "scheme")]
     parts.append(f"cells: {', '.join(f'{count} {state}' for state, count in states.items())}")
     if losses:
-        parts.append(f"{seed_counts(losses[0], 'training seed')} per scheme")
+        parts.append(f"{losses[0].seed_counts('training seed')} per scheme")
         parts.append(counted(losses[0].units, losses[0].unit_kind))
     return f"{' · '.join(parts)}."
 
 
-def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
+def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
     """The sections about the losses of one evaluation."""
 
-    def figure(name: str, title: str, note: str, make) -> str:
-        text = FigureText(title, f"{r.title}: {r.sample}", note)
-        return draw(r, name, make(r, text, styles), f"{title}. {note}".strip())
+    def chart(name: str, title: str, note: str, draw: Callable) -> Chart:
+        figure = draw(r, FigureText(title, f"{r.title}: {r.sample}", note), styles)
+        return _chart(r, name, figure, f"{title}. {note}".strip(), is_first)
 
     band = f"Shaded: ±{r.tolerance:g} nats."
     bars = f"Bars: {r.intervals}. " if r.intervals else ""
     thin = "Thin: single seeds." if max(r.seeds.values(), default=0) > 1 else ""
-    by_length = figure("nll_by_length", "NLL by context length", thin, loss_figure)
+    by_length = chart("nll_by_length", "NLL by context length", thin, loss_figure)
     sections: Sections = {
         f"NLL by context length ({r.title})": [by_length, overview(r), read_gain_table(r)]
     }
     if any(map(r.beyond, r.names)):
-        gain = figure("net_gain", "Net gain over truncation", bars + band, gain_figure)
+        gain = chart("net_gain", "Net gain over truncation", bars + band, gain_figure)
         sections[f"Use of longer context ({r.title})"] = [gain, gains(r)]
     if r.table.select("difference"):
         title = f"Difference from {r.baseline}"
         note = f"Hollow: point estimate. {band}"
-        difference = figure("difference", title, note, differences_figure)
+        difference = chart("difference", title, note, differences_figure)
         sections[f"{title} ({r.title})"] = [difference, differences(r)]
     return sections
 
 
-def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
+def _other_section(r: ReportedResults, styles: Styles, is_first: bool) -> Sections:
     """The section about an evaluation other than loss by length."""
     protocol = r.facts["protocol"]
-    title, figure, tables = OTHERS[protocol]
-    blocks: list[str | ReportTable] = list(tables(r))
-    if figure is not None:
+    title, draw, tables = OTHERS[protocol]
+    blocks: list[Block] = list(tables(r))
+    if draw is not None:
         name = protocol.replace("-", "_")
-        blocks.insert(0, draw(r, name, figure(r, styles), f"{title}, means over seeds."))
+        caption = f"{title}, means over seeds."
+        blocks.insert(0, _chart(r, name, draw(r, styles), caption, is_first))
     return {f"{title} ({r.title})": blocks}
 
 
-def _provenance(study: StoredStudy) -> list[str | ReportTable]:
+def _provenance(study: StoredStudy) -> list[Block]:
     text = yaml.safe_dump(study.settings, sort_keys=False, allow_unicode=True)
-    blocks = [f"```\n{text}\n```", study_tables.cells(study)]
+    blocks = [f"```\n{text}\n```", cells(study)]
     if study.checks.get("data_order") and not unfair_comparisons(study.checks):
         blocks.append(
             "All cells of a seed were trained on the same batches in the same order, and all "

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from errors import StudyError
-from evaluation.reports.charts import styles_of
-from evaluation.reports.figures import DASHED, DOTTED, Curve, FigureText, Panel, panels
+from evaluation.reports.figures import DASHED, DOTTED, Curve, FigureText, Panel, panels, styles_of
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 

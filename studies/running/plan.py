@@ -17,7 +17,7 @@ from data.files import canonical_hash, write_text
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.protocols import settings_class
-from evaluation.reports.text import counted
+from evaluation.reports.document import counted
 from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
 from model import ModelError
 from run_directory.parent_run import read_run_settings
@@ -125,7 +125,7 @@ class StudyPlanner:
         problems: "CellProblems",
     ) -> PlannedCell:
         run = None if self.shared is not None else self.folder / "runs" / cell.id
-        given, parent = read_run_settings(cell.arguments, run)
+        given, _ = read_run_settings(cell.arguments, run)
 
         def folder_of(settings: RunSettings) -> Path:
             if self.shared is None:
@@ -133,7 +133,7 @@ class StudyPlanner:
             names = [*scheme_names(settings), f"seed{settings.seed}", identity(settings)]
             return self.shared / "-".join(names)
 
-        settings, run = resolve_precision(given, parent, folder_of, self._auto_precision)
+        settings, run = resolve_precision(given, folder_of, self._auto_precision)
         self._once(
             check_model,
             settings.model_dump_json(exclude={"seed"}),

@@ -7,7 +7,7 @@ from pathlib import Path
 from signal import Signals
 
 from data.files import write_text
-from evaluation.reports.text import counted
+from evaluation.reports.document import counted
 from run_directory.console import duration
 from settings.load import dump
 from studies.grid import cells_of, running_order, select_cells

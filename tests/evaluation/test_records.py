@@ -8,7 +8,7 @@ from scipy import stats
 
 from evaluation.reports.loss_report import record_of
 from evaluation.scoring.methods import name_of
-from evaluation.statistics.analysis import analyze
+from evaluation.statistics.loss_table import analyze
 
 
 def means_of(result, values, names):

@@ -11,6 +11,7 @@ from generation.decoding import Generation
 from generation.samples import make_samples
 from generation.sampling import SamplingParams
 from model import ModelError, TokenPositions, Transformer
+from model.decoding import pack
 from tests.model.zoo import CASES, build, close, each_mechanism
 
 GREEDY = SamplingParams(temperature=0)
@@ -47,7 +48,7 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(case):
         for row, prompt in enumerate(RAGGED):
             assert rows(model, [prompt], SAMPLED, seeds=[seeds[row]], **options) == [slow[row]]
     assert Generation(model, RAGGED, 3).positions.layout == "ragged"
-    assert rows(copy.deepcopy(model).pack(), sampling=SAMPLED, seeds=seeds) == slow
+    assert rows(pack(copy.deepcopy(model)), sampling=SAMPLED, seeds=seeds) == slow
     logits = model(torch.tensor([[1, 2, 3]]), TokenPositions.plain(3))
     logits.sum().backward()  # tables first built while generating
     assert all(len(row) == NEW for row in slow)

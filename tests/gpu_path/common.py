@@ -6,7 +6,7 @@ import torch
 import torch.nn.attention.flex_attention as flex_module
 
 import model.attention.kernels as kernels
-import model.attention.softmax
+import model.mixers.softmax
 from model import TokenPositions, Transformer
 from model.attention.kernels import attend
 from tests.model.zoo import CASES, build, packed
@@ -76,7 +76,7 @@ def gradients(
             args[0].retain_grad()
         inputs.append(args[0])
 
-    monkeypatch.setattr(model.attention.softmax, "attend", attended)
+    monkeypatch.setattr(model.mixers.softmax, "attend", attended)
     hooks = [block.register_forward_pre_hook(keep_input) for block in net.layers]
     targets = tokens.roll(-1, 1).masked_fill(positions.document.expand_as(tokens) < 0, -100)
     net.zero_grad()

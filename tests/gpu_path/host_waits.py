@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import model.attention.flex as flex
-import model.decoding as decoding
-import model.fast.packed as packed_blocks
+import model.decoding.packed as packed_blocks
+import model.decoding.static as static
 from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -31,12 +31,11 @@ from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
-from training.batches import StepBatch, micro_batches
+from training.micro_batches import StepBatch, micro_batches
 from training.optimizer import Optimizer
 from training.schedule import TrainingSchedule
-from training.step import StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import TrainState
+from training.train_state import StepGuard, TrainState
 
 ROWS = 4
 
@@ -221,7 +220,7 @@ def main(cases: list[str]) -> None:
     packed_blocks.joined_weight = lambda linears: torch.cat(
         [x.weight.detach() for x in linears]
     ).t()
-    decoding.CudaGraph = CudaGraph
+    static.CudaGraph = CudaGraph
     F.scaled_dot_product_attention = scaled_dot_product_attention
     torch.cuda.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     for case in cases:

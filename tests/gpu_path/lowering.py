@@ -162,13 +162,12 @@ patched(GraphLowering, compile_to_module=keep_source, _compile_to_module=keep_so
 
 import model.attention.flex as flex_kernel
 import model.attention.kernels as kernels
-import model.attention.softmax
-import model.fast.packed
+import model.decoding.packed
+import model.mixers.softmax
 import model.position.table
 from model import TokenPositions, Transformer
-from model.decoding import PassInputs, static_pass
-from model.fast.packed import PackedModel
-from model.static_cache import StaticCache
+from model.decoding.packed import PackedModel
+from model.decoding.static import PassInputs, StaticCache, static_pass
 from tests.model.zoo import build, packed
 
 host_tensor = torch.tensor
@@ -219,7 +218,7 @@ def lower_decoding(case: str) -> list[str]:
     torch._dynamo.reset()
     model.position.table.on_device.cache_clear()
     # Copies: storage of fake tensors cannot be shared.
-    model.fast.packed.joined_weight = lambda linears: torch.cat(
+    model.decoding.packed.joined_weight = lambda linears: torch.cat(
         [x.weight.detach() for x in linears]
     ).t()
     shape = {"heads": 4, "kv_heads": 2, "head_dim": 64, "dim": 64, "layers": 2, "train": LENGTH}
@@ -232,7 +231,7 @@ def lower_decoding(case: str) -> list[str]:
         cache = net.make_cache(2, LENGTH)
         cache.advance(positions.part(0, 64, position_end=64))
         for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
-            features = (net.schemes[name].key_features, 64)
+            features = (net.position[name].key_features, 64)
             layer.append(*(moved(torch.empty(2, 2, 64, n).bfloat16()) for n in features))
         windows = {name: kind.position.window for name, kind in net.kinds.items()}
         static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
@@ -240,7 +239,7 @@ def lower_decoding(case: str) -> list[str]:
         step = torch.compile(static_pass, dynamic=False, fullgraph=True)
         tokens = torch.zeros(2, dtype=torch.long, device="cuda")
         with contextlib.suppress(NotRun):
-            step(net, PackedModel(net), static, inputs, tokens)
+            step(PackedModel(net), static, inputs, tokens)
     torch.tensor = host_tensor
     return list(SOURCES)
 
@@ -276,7 +275,7 @@ def lower(case: str, layout: str) -> list[str]:
         return torch.compile(function, dynamic=dynamic, fullgraph=True)
 
     flex_kernel.fused = fused
-    model.attention.softmax.attend = attend
+    model.mixers.softmax.attend = attend
     torch._C._set_only_lift_cpu_tensors(True)
     torch.tensor = tensor
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):

@@ -14,6 +14,7 @@ import torch
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
+from model.decoding import pack
 from run_directory.metrics_file import read_metrics
 from tests.gpu_path.common import LAYOUTS, gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
@@ -105,7 +106,7 @@ def test_bfloat16_gradients_agree_with_float32(case, device):
 def test_greedy_tokens_are_those_of_full_passes(case, device):
     """Decoding with the cache, one row shorter than the other: each token has the highest logit, or
     one that differs by rounding only."""
-    net = gpu_model(case).to(device).eval().pack()
+    net = pack(gpu_model(case).to(device).eval())
     prompts = [[5, 6, 7, 8], [9, 4]]
     tokens = Generation(net, prompts, 5, SamplingParams(temperature=0))
     made = [list(step) for step in tokens]

@@ -13,7 +13,7 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels as kernels
-import model.position.base as base
+import model.position.interface as base
 from model import SCHEMES, TokenPositions
 from tests.gpu_path.common import choose_as_on_a_gpu, flex_tests, gpu_model
 from tests.model.zoo import ids, packed, reach_of

@@ -1,25 +1,31 @@
 """Older and unusual forms of configurations and folders, compared with transformers' own reading."""
 
+import itertools
 import json
 import sys
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 
 from errors import InteropError
 from interop.build import build_model
 from interop.checkpoint import read_folder
 from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import FAMILIES
-from model import ModelSettings
+from model import SCHEMES, ModelSettings
+from model.mixers.recurrent import RecurrentMixer
 from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import ABSENT, ROPES, SMALL, VARIANTS, make, variant
 from tests.interop.test_families import check_plain
+from tests.model.zoo import CONFIGS
 
 
 def rewritten(theirs: PreTrainedModel, folder, **keys) -> ModelSettings:
@@ -144,6 +150,137 @@ def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, h
         assert found.model.position.scaling == scaling
         assert far < 1e-5
         assert ours[1] == pytest.approx(amplitude)
+
+
+# Kinds of rotary parameters, without their factors, bases and lengths.
+KINDS = {
+    "linear": {},
+    "dynamic": {},
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"beta_fast": 6.0, "beta_slow": 0.7},
+    "longrope": {"short_factor": [1, 1, 1.1, 1.2, 1.5], "long_factor": [1, 1.5, 2, 3, 4.5]},
+}
+LENGTH = "original_max_position_embeddings"
+
+
+def given_keys(**keys) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def check_rotation(model_type: str, config: dict, kind: str, layer_type: str | None = None):
+    """The layers without windows rotate as those of transformers, below and beyond 64 tokens; returns
+    their positional settings and transformers' rotary parameters."""
+    config = {**SMALL, **VARIANTS[model_type], **config, "model_type": model_type}
+    config = {key: value for key, value in config.items() if value != ABSENT}
+    theirs = type(AutoConfig.for_model(model_type)).from_dict(json.loads(json.dumps(config)))
+    shape = read_config(config, "config.json")
+    (own,) = (
+        layer
+        for layer in shape.model.resolved_kinds.values()
+        if layer.position.name != "none" and layer.position.window is None
+    )
+    geometry = own.geometry(shape.train_length, shape.original)
+    scheme = SCHEMES[own.position.name][1](own.position, geometry)
+    for length in (3, 200) if kind in ROPE_INIT_FUNCTIONS else ():
+        expected = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", length, layer_type=layer_type)
+        found = scheme.frequencies(scheme.stretch(length))
+        torch.testing.assert_close(found[0].float(), expected[0], rtol=3e-5, atol=0)
+        assert found[1] == pytest.approx(expected[1])
+    return own.position, theirs.rope_parameters
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotary_keys_in_each_place(kind, key):
+    """Among the rotary parameters, beside them, in both places with different values, and in
+    neither; factors below 1 and null."""
+    places = ((None, 16), (None, 32, 128), (None, 500.0), (None, 700.0), (None, 4.0, 0.5))
+    for inside, outside, theta, other_theta, factor in itertools.product(*places):
+        parameters = {"rope_type": kind, "type": "default", **KINDS[kind], "factor": factor}
+        parameters |= given_keys(**{LENGTH: inside}, rope_theta=theta)
+        config = {key: parameters, **given_keys(**{LENGTH: outside}, rope_theta=other_theta)}
+        if kind in ("yarn", "longrope"):
+            factor = factor or 64 / (outside or inside or 64)
+        if not factor or (factor < 1 and kind not in ("dynamic", "longrope")):
+            with pytest.raises(InteropError, match="factor"):
+                check_rotation("llama", config, kind)
+        else:
+            check_rotation("llama", config, kind)
+
+
+def test_rotary_keys_of_families():
+    """Beside parameters of layer types, a length is ignored. Ministral 3's temperature has the length
+    of the frequencies, or the one inside where these have none."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0, **KINDS["yarn"]}
+    near = {"rope_type": "default", "rope_theta": 90.0}
+    for inside, outside in itertools.product((None, 8), (None, 128)):
+        full = yarn | given_keys(**{LENGTH: inside})
+        beside = given_keys(**{LENGTH: outside})
+        nested = {"full_attention": full, "sliding_attention": near}
+        config = {"rope_parameters": nested, **beside}
+        check_rotation("olmo3", config, "yarn", "full_attention")
+        scaled = {**full, "llama_4_scaling_beta": 0.3}
+        for kind in ("yarn", "linear") if inside else ("yarn",):
+            config = {"rope_parameters": {**scaled, "rope_type": kind}, **beside}
+            position, theirs = check_rotation("ministral3", config, kind)
+            assert position.temperature.length == theirs[LENGTH]
+    linear = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0}
+    legacy_too = {"rope_scaling": linear, "rope_parameters": {**linear, "factor": 5.0}}
+    check_rotation("llama", legacy_too, "linear")
+    for inside, outside in itertools.product((None, 0.4), (None, 0.8)):
+        parameters = linear | given_keys(partial_rotary_factor=inside)
+        beside = given_keys(partial_rotary_factor=outside)
+        check_rotation("qwen3_5_text", {"rope_parameters": parameters, **beside}, "linear")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
+def test_attention_factors(model_type):
+    """Amplitudes of cos and sin, and DeepSeek's factor on q·k, which is 1 for factors below 1; without
+    the ends of yarn's ramp."""
+    rope = {"rope_theta": 500.0, LENGTH: 4096, "truncate": False}
+    mscales = ((None, 0.7, 0), (None, 1.2, 0))
+    cases = [
+        (
+            "yarn",
+            {
+                "factor": 4.0,
+                **given_keys(attention_factor=given, mscale=own, mscale_all_dim=all_dim),
+            },
+        )
+        for given, own, all_dim in itertools.product((None, 1.3), *mscales)
+    ]
+    kinds = ("linear", "llama3", "default")
+    cases += [(kind, {"factor": 2.0, "mscale_all_dim": 1.2}) for kind in kinds]
+    cases += [("dynamic", {"factor": factor, "mscale_all_dim": 1.2}) for factor in (0.5, 2.0)]
+    if model_type == "llama":  # whose heads have as many pairs as the lists
+        cases += [("longrope", {"factor": 4.0, "attention_factor": 1.25})]
+    for kind, keys in cases:
+        ramp = KINDS.get(kind, {}) if kind != "yarn" else {}
+        parameters = {"rope_type": kind, **ramp, **rope, **keys}
+        position, theirs = check_rotation(model_type, {"rope_parameters": parameters}, kind)
+        factor = yarn_apply_mscale(theirs, 1.0) if model_type == "deepseek_v3" else 1.0
+        assert getattr(position.temperature, "value", 1.0) == pytest.approx(factor)
+
+
+SIZES_OF_LAYERS = {"name", "chunk", "value_dim", "decay_rank", "gate_rank", "output_norm_eps"}
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("mamba2", "bamba"), ("gated_deltanet", "qwen3_5_text"), ("kda", "kimi_linear")],
+)
+def test_layers_of_configs_are_those_of_transformers(name, model_type):
+    """configs/mixer/, up to sizes, and transformers' default configuration."""
+    theirs = AutoConfig.for_model(model_type, **SIZES, **DENSE.get(model_type, {}))
+    kinds = read_config(json.loads(json.dumps(theirs.to_dict())), "config.json").model
+    expected = {
+        json.dumps(kind.mixer.model_dump(exclude=SIZES_OF_LAYERS))
+        for kind in kinds.resolved_kinds.values()
+        if kind.mixer.name == "recurrent"
+    }
+    given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["mixer"]
+    own = RecurrentMixer.model_validate(given).model_dump(exclude=SIZES_OF_LAYERS)
+    assert expected == {json.dumps(own)}
 
 
 def test_shards_and_half_precision(tmp_path):

@@ -53,6 +53,14 @@ def test_formula(name, keys, dim, feature):
     assert not list(scheme.parameters())
 
 
+def test_tokens_scaled_by_the_root_of_the_width():
+    scheme = scheme_of("sinusoidal", dim=9, scale_tokens=True)
+    positions = TokenPositions.plain(1)  # sin 0 and cos 0 in turn
+    x = normal(2, 1, 9)
+    out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
+    close(out, 3 * x + doubles([0, 1, 0, 1, 0, 1, 0, 1, 0]), atol=1e-12)
+
+
 @pytest.mark.parametrize("dim", [9, 10, 28])
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_sinusoids_with_an_offset_against_huggingface(dim, offset):

@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from model import SCHEMES, TokenPositions
 from model.block import Block, Checkpointing
 from tests.model.zoo import GATED, build, each_mechanism, ids, packed
-from training.memory import MemoryLayout, activations
+from training.memory_estimate import MemoryLayout, activations
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -65,7 +65,8 @@ def kept_bytes(checkpointing: Checkpointing, layers: int) -> int:
     tokens = ids(B, T)
     positions = TokenPositions.plain(T)
     net(tokens, positions)  # fills tables
-    with torch.profiler.profile(activities=[CPU], profile_memory=True) as seen:
+    # Without acc_events, torch 2.11 warns that events of earlier cycles are dropped.
+    with torch.profiler.profile(activities=[CPU], profile_memory=True, acc_events=True) as seen:
         out = net(tokens, positions)
     assert out.requires_grad
     return sum(event.self_cpu_memory_usage for event in seen.events())

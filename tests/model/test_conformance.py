@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import SCHEMES, TokenPositions
+from model.decoding import pack
 from tests.model.zoo import (
     CASES,
     EXTRAS,
@@ -153,7 +154,7 @@ def test_left_padded_row_matches_unpadded_row(case):
     changed = altered(tokens[:, :width], slice(0, width - 3))  # padding of the last row
     close(model(changed, positions)[3, -3:], whole[3, -3:], atol=0)
 
-    model = copy.deepcopy(model).pack()
+    model = pack(copy.deepcopy(model))
     cache = model.make_cache(4, width + 3)
     prompt = model(tokens[:, :width], positions, cache=cache, keep=1)
     for r, count in enumerate(counts):

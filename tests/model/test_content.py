@@ -180,7 +180,7 @@ def test_wall_decays_every_feature_between_key_and_query(layout, gate_bias):
 @pytest.mark.parametrize("case", ["fox", "path", "cope"])
 def test_every_layer_has_its_own_parameters(case):
     net = build(CASES[case], layers=2)
-    assert len(net.schemes) == 2
-    first, second = net.schemes.values()
+    assert len(net.position) == 2
+    first, second = net.position.values()
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert a is not b

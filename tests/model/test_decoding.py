@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch._dynamo
 
-from model import TokenPositions, Transformer, decoding, static_cache
-from model.decoding import GrowingDecoder, StaticDecoder, make_decoder
-from model.fast import prepared
-from model.fast.prepared import PreparedDecoder
+from model import TokenPositions, Transformer
+from model.decoding import GrowingDecoder, make_decoder, pack, planned, static
+from model.decoding.planned import PlannedDecoder
+from model.decoding.static import StaticDecoder
 from tests.model.zoo import (
     CASES,
     QUICK_MIXERS,
@@ -39,9 +39,9 @@ BLOCKS = [
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
-    monkeypatch.setattr(static_cache, "BUCKET", 4)
-    monkeypatch.setattr(decoding, "LEAST_PASSES", 2)
-    monkeypatch.setattr(prepared, "CHUNK", 5)
+    monkeypatch.setattr(static, "BUCKET", 4)
+    monkeypatch.setattr(static, "LEAST_PASSES", 2)
+    monkeypatch.setattr(planned, "CHUNK", 5)
 
 
 def decoder_of(model: Transformer, tokens, positions, static: bool | None = None, prompt=PROMPT):
@@ -99,7 +99,7 @@ def test_tables_reach_the_last_token(static):
 @pytest.mark.parametrize(
     ("case", "static", "form"),
     [
-        *((case, None, PreparedDecoder) for case in ("rope", "xpos", "t5", "rope-yarn-auto")),
+        *((case, None, PlannedDecoder) for case in ("rope", "xpos", "t5", "rope-yarn-auto")),
         *((case, None, GrowingDecoder) for case in ("learned", "cope", "rope-window", "fox")),
         ("rope-self-extend", False, GrowingDecoder),
         *((case, True, StaticDecoder) for case in ("rope-self-extend", "cope", "pattern-none")),
@@ -137,7 +137,7 @@ def test_packing_keeps_parameters_and_their_updates(settings):
     check(model)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     objects = list(model.parameters())
-    check(model.pack())
+    check(pack(model))
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, before[name])
     assert all(a is b for a, b in zip(objects, model.parameters(), strict=True))

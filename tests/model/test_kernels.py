@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model import TokenPositions
+from model.attention.biased import NAMESPACE
 from model.attention.kernels import attend, choose
-from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, BiasForms
-from model.attention.weights import SOFTMAX, Normalizer
-from model.fast.biased import NAMESPACE
+from model.attention.mask import (
+    QUERY_BLOCK,
+    SOFTMAX,
+    AttentionMask,
+    AttentionView,
+    BiasForms,
+    Normalizer,
+)
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
 from tests.files import table
@@ -157,8 +163,8 @@ def learned_mask(
 def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, monkeypatch):
     """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed
     keys."""
-    monkeypatch.setattr("model.fast.biased.QUERY_BLOCK", 8)
-    monkeypatch.setattr("model.fast.biased.TILE", (4, 5))
+    monkeypatch.setattr("model.attention.biased.QUERY_BLOCK", 8)
+    monkeypatch.setattr("model.attention.biased.TILE", (4, 5))
     mask, weights = learned_mask(t, s, window, form)
     q, k, v = drawn(t, s)
     v = torch.cat([v, v[..., :wide].square()], dim=-1)

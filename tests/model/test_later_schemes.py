@@ -8,8 +8,7 @@ import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
 from model import ModelError
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 from tests.model.alone import bias_of, normal, scheme_of
 from tests.model.test_scaling import spectrum
 from tests.model.zoo import D, G, H, T, build, close, ids
@@ -27,6 +26,15 @@ def test_clipped_frequencies_taper_to_zero():
         assert found[44 + i] == pytest.approx(plain[44 + i] * taper, rel=1e-12)
 
 
+def test_pairs_without_a_whole_turn_are_clipped_by_default():
+    """Wavelengths 2π·10000^(k/32) above 512 tokens: pairs 16 to 31."""
+    found = spectrum(64, length=512, scaling={"name": "clipped"}).tolist()
+    plain = [10_000.0 ** (-k / 32) for k in range(32)]
+    tapers = [0.5 * (1 + math.cos(math.pi * i / 15)) for i in range(16)]
+    expected = [f * t for f, t in zip(plain, [1.0] * 16 + tapers, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-15)
+
+
 def test_hard_alibi_windows():
     bias = bias_of(scheme_of("hard_alibi"), 9)[0]
     for head, window in enumerate([1, 2, 3, 9, 9, 9]):
@@ -41,7 +49,7 @@ def test_hard_alibi_windows():
 def test_relative_logits_match_inkling():
     """The logits added to each pair in the first layer."""
     model = build({"name": "relative_logits", "profiles": 3, "extent": 7}, layers=1)
-    scheme = model.schemes["all-0"]
+    scheme = model.position["all-0"]
     x, view = first_attention(model, ids(2, T))
     theirs = InklingRelativeLogits(3, 7).double()
     theirs.proj.copy_(scheme.profiles)
@@ -89,7 +97,7 @@ def first_attention(model, tokens: torch.Tensor) -> tuple[torch.Tensor, Attentio
     """The input and the view of the attention of the first layer."""
     views = []
     model(tokens, hooks=[lambda found, *_: views.extend(found)])
-    return model.blocks[0].attention_norm(model.embed(tokens)), views[0]
+    return model.layers[0].attention_norm(model.embed(tokens)), views[0]
 
 
 @torch.no_grad()
@@ -98,7 +106,7 @@ def test_shifted_keys_are_those_of_the_released_code():
     position = {"name": "rope", "fraction": 0.6, "shifted_keys": 0.4}
     model = build(position, layers=1)
     x, view = first_attention(model, ids(2, T))
-    weight = model.blocks[0].attention.wk.weight
+    weight = model.layers[0].mixer.wk.weight
     k = (x @ weight.T).unflatten(-1, (G, D))  # (B, T, G, D)
     theta = 10_000.0 ** (-torch.arange(3).double() / 3)
     angles = torch.arange(T)[:, None] * theta
@@ -114,7 +122,7 @@ def test_adaptive_temperature_is_that_of_asentmax():
     temperature = {"name": "adaptive", "delta": 0.5, "gamma_range": 1.5, "first_head": 2}
     model = build({"name": "none", "temperature": temperature}, layers=1)
     x, view = first_attention(model, ids(2, T))
-    attention = model.blocks[0].attention
+    attention = model.layers[0].mixer
     w, u = attention.position.adaptive
     logs = torch.arange(2, T + 2).double().log()[:, None]
     factors = torch.ones(2, T, H, dtype=torch.float64)

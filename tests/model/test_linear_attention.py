@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from model import TokenPositions
-from model.mixers.base import AttentionPass
 from model.mixers.linear import positive
+from model.mixers.mixer import AttentionPass
 from tests.model.alone import context_of, normal
 from tests.model.zoo import C, D, G, H, build, close, ids
 
@@ -29,10 +29,10 @@ def rotated(x: Tensor) -> Tensor:
 @torch.no_grad()
 def test_layers_equal_sums_over_all_pairs(form, chunk):
     model = build("rope", layers=1, mixer={"name": "linear", "form": form, "chunk": chunk})
-    attention = model.blocks[0].attention
+    attention = model.layers[0].mixer
     x = normal(2, 11, C, seed=7)
     positions = TokenPositions.plain(11, offset=OFFSET)
-    scheme = model.schemes["all"]
+    scheme = model.position["all"]
     context = context_of(scheme, positions)
     out = attention(x, AttentionPass(context, scheme.plan(context), None), None)
 

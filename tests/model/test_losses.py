@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import model.attention.softmax
 import model.loss
+import model.mixers.softmax
 from model import IGNORED, SCHEMES, ModelSettings, Transformer
 from model.attention.kernels import attend
 from tests.model.zoo import LAYERS, D, H, V, build, close, ids, settings_of
@@ -106,9 +106,7 @@ def test_initialization_depends_on_the_seed_alone(name):
 
 def test_flops_match_torch_flop_counter(monkeypatch):
     """Over one training step on the explicit kernel, which computes the whole square of pairs."""
-    monkeypatch.setattr(
-        model.attention.softmax, "attend", functools.partial(attend, kernel="dense")
-    )
+    monkeypatch.setattr(model.mixers.softmax, "attend", functools.partial(attend, kernel="dense"))
     net = build("none", dtype=torch.float32)
     t = 16
     tokens = ids(1, t)

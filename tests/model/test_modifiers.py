@@ -12,8 +12,7 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 from model import TokenPositions
 from model.attention.kernels import attend
-from model.attention.mask import AttentionView
-from model.attention.weights import Normalizer
+from model.attention.mask import AttentionView, Normalizer
 from tests.model.alone import context_of, doubles, drawn, normal, scheme_of, visible
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 
@@ -41,6 +40,12 @@ PUBLISHED = [
         1e-12,
     ),
     ({"name": "power"}, compute_attention_scaling(COUNTS[None] - 1)[0, 0, :, 0].double(), 1e-6),
+    (
+        {"name": "ministral3"},
+        get_llama_4_attn_scale(COUNTS[None] - 1, 0.1, L0)[0, 0, :, 0],
+        1e-12,
+    ),
+    ({"name": "inkling"}, 1 + 0.1 * (COUNTS / L0).clamp(min=1).log(), 1e-12),
     ({"name": "inkling", "length": 128}, 1 + 0.1 * (COUNTS / 128).clamp(min=1).log(), 1e-12),
 ]
 
@@ -64,20 +69,21 @@ def test_counts_include_visible_keys_only(positions, window, counts):
 
 
 @pytest.mark.parametrize("scheme", ["rope", "none", "path"])
-@pytest.mark.parametrize("temperature", [{"name": "fixed", "value": 1.7}, {"name": "head"}])
+@pytest.mark.parametrize("value", [[1.7] * H, [1.0 + h / 4 for h in range(H)], None])
 @torch.no_grad()
-def test_a_temperature_multiplies_the_scores(scheme, temperature):
-    """A fixed factor equals query weights scaled by it; a learned head factor does so head by
-    head."""
+def test_a_temperature_multiplies_the_scores(scheme, value):
+    """Fixed factors of the heads, the same for all written as one number, and learned ones (None)
+    equal query weights scaled by them."""
+    temperature = {"name": "head"}
+    if value is not None:
+        temperature = {"name": "fixed", "value": value if len(set(value)) > 1 else value[0]}
     tokens = ids(2, T)
     plain = build({"name": scheme})
     unscaled = plain(tokens)
     scaled = build({"name": scheme, "temperature": temperature})
     state = {name: weight.clone() for name, weight in scaled.state_dict().items()}
     for i in range(len(plain.layers)):
-        factor = state.pop(
-            f"layers.{i}.attention.position.scale", torch.full((H,), 1.7, dtype=torch.float64)
-        )
+        factor = state.pop(f"layers.{i}.attention.position.scale", value and doubles(value))
         weight = state[f"layers.{i}.attention.wq.weight"]
         weight.unflatten(0, (H, D)).mul_(factor[:, None, None])
     plain.load_state_dict(state)

@@ -12,9 +12,8 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 
 from model import TokenPositions
-from model.position.rotation import apply_rotation, rotation_factors
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import Rope
+from model.position.schemes.rope import Rope, apply_rotation, rotation_factors
 from tests.files import table
 from tests.model.alone import doubles, normal, scheme_of
 from tests.model.zoo import close
@@ -156,6 +155,23 @@ def test_ntk_by_parts_matches_released_code(dim, length, s):
     ours = spectrum(dim, length, scaling={"name": "by_parts", "factor": s})
     torch.testing.assert_close(ours, doubles(expected), rtol=1e-12, atol=0)
     assert len(mixtures) >= 3  # some kept, some mixed, some divided
+
+
+@pytest.mark.parametrize("factor", [4.0, "auto"])
+@pytest.mark.parametrize("at", [3, 512, 513, 2048])
+def test_formulas_that_huggingface_does_not_have(at, factor):
+    """NTK, Peng et al. 2023, eq. 16; the ramp of eq. 17 and 18, in rotations within L0."""
+    s = max(1, at / 512) if factor == "auto" else factor
+    plain = [THETA ** (-2 * k / 64) for k in range(32)]
+    ntk = [(THETA * s ** (64 / 62)) ** (-2 * k / 64) for k in range(32)]
+    close(spectrum(64, at=at, scaling={"name": "ntk", "factor": factor}), doubles(ntk), atol=1e-15)
+    shares = [min(max((512 * f / (2 * math.pi) - 1) / (32 - 1), 0), 1) for f in plain]
+    ramp = [(1 - g) * f / s + g * f for f, g in zip(plain, shares, strict=True)]
+    scheme = rope(64, scaling={"name": "yarn", "factor": factor, "ramp": "wavelength"})
+    found, amplitude = scheme.frequencies(scheme.stretch(at))
+    close(found, doubles(ramp), atol=1e-15)
+    assert amplitude == pytest.approx(0.1 * math.log(s) + 1, rel=1e-12)
+    assert len({0.0, 1.0, *shares}) > 4  # kept, mixed and divided
 
 
 def test_p_rope_reversed_and_cut_by_wavelength():

@@ -13,7 +13,7 @@ from model import (
 )
 from model.model_settings import without_pattern_scheme
 from run_directory.run_settings import RunSettings
-from settings.load import dump, load_settings, load_stored
+from settings.load import load_settings
 from tests.files import table
 from tests.model.zoo import V, refusal, settings_of
 
@@ -69,21 +69,13 @@ def test_a_kind_has_what_it_gives_and_the_rest_of_the_model():
     assert ModelSettings(**s.model_dump(mode="json")).resolved_kinds == s.resolved_kinds
 
 
-def test_stored_runs_of_earlier_versions_open(tmp_path):
-    """Equal settings, with the overrides of their stages."""
+def test_records_spell_kinds_as_a_pattern_scheme():
     kinds = {"near": {"name": "rope", "window": 8}, "far": {"name": "none"}}
     position = {"name": "pattern", "layers": ["near", "far"], "kinds": kinds}
     new = without_pattern_scheme({"layers": 2, "position": position})
     assert {name: kind["position"] for name, kind in new["kinds"].items()} == kinds
-    stage = "{overrides: [model.position.kinds.near.window=4]}"
     overrides = [f"model.pattern={new['pattern']}", f"model.kinds={new['kinds']}", "model.layers=2"]
-    run = load_settings(RunSettings, [*overrides, f"training.stages=[{{duration: 9}}, {stage}]"])
-    record = run.model.positions_record()
+    record = load_settings(RunSettings, overrides).model.positions_record()
     assert record["name"] == "pattern"
     assert record["kinds"]["near"]["window"] == 8
-    stored = tmp_path / "settings.yaml"
-    stored.write_text(dump(run))
-    again = load_stored(RunSettings, stored)
-    assert again.model == run.model
-    assert again.training.stages[1].overrides == ["model.kinds.near.position.window=4"]
     assert without_pattern_scheme({"position": record})["kinds"].keys() == {"near", "far"}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from model import ModelSettings, TokenPositions, Transformer
+from model.decoding import pack
 from model.model_settings import without_pattern_scheme
 
 TOKENS = 19
@@ -50,7 +51,7 @@ def case_values(model: Transformer) -> dict[str, torch.Tensor]:
         values["logits/padded"] = model(tokens, padded)[:, 6:]
         values["logits/cached"] = cached(model, tokens)
         if model.settings.mixer.name == "attention":
-            values["logits/decoded"] = cached(model.pack(), tokens)
+            values["logits/decoded"] = cached(pack(model), tokens)
     # a copy that is not packed
     model = model.to(torch.float64).train()
     positions = packed(length)

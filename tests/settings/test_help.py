@@ -10,7 +10,7 @@ from settings.fields import leaves
 from settings.help import describe_setting
 from studies import options as study_options
 from tests.settings.toy import Root
-from training import options as train_options
+from training import train_options
 
 RUN = [RunSettings]
 SCRIPTS = {

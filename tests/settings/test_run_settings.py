@@ -153,12 +153,6 @@ def test_identity_depends_on_settings_that_affect_weights():
     assert (identity(s), identity(tiny)) == ("57c6b4618a", "c3713eca9f")
 
 
-def test_settings_files_of_earlier_versions_keep_their_identity(tmp_path):
-    file = tmp_path / "settings.yaml"
-    file.write_text("data: {group_bytes: null, skip: null}\ntraining: {rank_timeout: 1800.0}\n")
-    assert load_settings(RunSettings, [str(file)]) == RunSettings()
-
-
 def test_settings_of_data_training_and_evaluation_import_without_torch():
     modules = "data.data_settings, run_directory.training_settings, evaluation.evaluation_settings"
     code = f"import sys, {modules}\nassert not {{'torch', 'matplotlib'}} & set(sys.modules)"

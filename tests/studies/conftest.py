@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.report import study_report
+from evaluation.reports import report
 from tests.files import ROOT
 from tests.training.conftest import corpus, prepared_root  # noqa: F401
 
@@ -72,5 +72,5 @@ def figures(monkeypatch) -> dict:
         (folder / f"{name}.svg").write_text("<svg></svg>", encoding="utf-8")
         return folder / f"{name}.png"
 
-    monkeypatch.setattr(study_report, "save", save)
+    monkeypatch.setattr(report, "save", save)
     return drawn

@@ -16,7 +16,7 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests import processes
 from train import train_step
-from training.batches import StepBatch, make_sampler, micro_batches
+from training.micro_batches import StepBatch, make_sampler, micro_batches
 from training.parallel import Parallel, autocast_type
 from training.schedule import TrainingSchedule
 from training.stop_requests import StopRequests

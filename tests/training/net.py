@@ -11,8 +11,7 @@ from run_directory.optimizer_settings import AdamWSettings
 from run_directory.process_group import ALONE
 from run_directory.training_settings import StopOnNonFinite
 from training.optimizer import Optimizer
-from training.step import StepGuard
-from training.train_state import TrainState
+from training.train_state import StepGuard, TrainState
 
 APPLY = torch.tensor(False)
 SKIP = torch.tensor(True)

@@ -2,13 +2,13 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from run_directory import precision
-from run_directory.precision import auto_precision, resolve_precision, run_precision
+from run_directory.precision import auto_precision, resolve_precision
+from run_directory.run import model_hash
 from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from settings.load import dump, identity, load_settings
@@ -46,16 +46,17 @@ def test_choice_does_not_depend_on_time(hardware, monkeypatch, start):
     assert auto_precision(load(), CPU) == "float32"
 
 
-def stored(folder, settings, **manifest):
+def stored(folder, settings):
     folder.mkdir(parents=True)
-    (folder / "settings.yaml").write_text(dump(settings))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = dump(settings)
+    (folder / "settings.yaml").write_text(text)
+    (folder / "manifest.json").write_text(json.dumps({"model_hash": [model_hash(text)]}))
 
 
 def test_choice_is_part_of_the_settings_and_of_the_identity(tmp_path):
     def resolve(chosen, restart=False):
         return resolve_precision(
-            load(), None, lambda s: run_folder(s, [], tmp_path), lambda s: chosen, restart
+            load(), lambda s: run_folder(s, [], tmp_path), lambda s: chosen, restart
         )
 
     (half, in_half), (full, in_full) = resolve("bfloat16"), resolve("float32")
@@ -68,33 +69,13 @@ def test_choice_is_part_of_the_settings_and_of_the_identity(tmp_path):
 
 
 def test_existing_run_keeps_its_precision(tmp_path):
-    def resolve(folder, parent=None, settings=None, restart=False):
-        settings = settings or load()
-        return resolve_precision(settings, parent, lambda s: folder, lambda s: "float32", restart)
+    def resolve(folder, restart=False):
+        return resolve_precision(load(), lambda s: folder, lambda s: "float32", restart)
 
     new = tmp_path / "new"
     stored(new, load("training.precision=bfloat16"))
     assert resolve(new)[0].training.precision == "bfloat16"
     assert resolve(new, restart=True)[0].training.precision == "float32"
-    for name, choice in (("x", {"precision": "bfloat16"}), ("y", {})):  # earlier versions
-        stored(tmp_path / name, load(), **choice)
-        settings, folder = resolve(tmp_path / name)
-        assert settings == load()
-        assert run_precision(settings, folder) == choice.get("precision", "float32")
-    fork = load()
-    object.__setattr__(fork, "parent", SimpleNamespace(fork=True))
-    parent = SimpleNamespace(about={"precision": "bfloat16"})
-    kept, _ = resolve(tmp_path / "z", parent, fork)
-    assert kept.training.precision == "bfloat16"
-
-
-def test_runs_that_earlier_versions_named_are_found(tmp_path):
-    folder = run_folder(load(), [], tmp_path)
-    stored(folder, load(), precision="bfloat16")
-    found = resolve_precision(
-        load(), None, lambda s: run_folder(s, [], tmp_path), lambda s: "float32"
-    )
-    assert found == (load(), folder)
 
 
 def test_a_gpu_is_taken_if_there_is_one(monkeypatch, hardware):

@@ -15,10 +15,10 @@ from settings.load import load_settings
 from tests.files import ROOT
 from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
-from training import dry_run, memory
+from training import dry_run, memory_estimate
 from training.checks import check_model, check_processes
-from training.memory import MemoryLayout, fixes_for, gathered_keys
-from training.options import parse_options
+from training.memory_estimate import MemoryLayout, fixes_for, gathered_keys
+from training.train_options import parse_options
 
 CONFIGS = ROOT / "configs"
 LEARNED = "model.position.name=learned train_length=64 "
@@ -119,15 +119,15 @@ def test_memory_of_weights_optimizer_and_average():
         (1, replace(LAYOUT, mean=True)),
         (4, MemoryLayout(4, True, 2, half=False, mean=True)),
     ):
-        needed = memory.memory(model, 64, layout)
+        needed = memory_estimate.memory(model, 64, layout)
         keys = ("weights", "gradients", "moments", "mean")
         assert [needed[key] for key in keys] == [n * p / split for n in (4, 4, 8, 4)]
-    wide = memory.memory(model, 64, replace(LAYOUT, float_bytes=8))
-    narrow = memory.memory(model, 64, LAYOUT)
+    wide = memory_estimate.memory(model, 64, replace(LAYOUT, float_bytes=8))
+    narrow = memory_estimate.memory(model, 64, LAYOUT)
     assert wide["weights"] == 8 * p
     assert wide["mean"] == 0
     assert wide["activations"] == 2 * narrow["activations"]
-    ddp = memory.memory(model, 64, replace(LAYOUT, world=2))
+    ddp = memory_estimate.memory(model, 64, replace(LAYOUT, world=2))
     assert ddp["buckets"] == 4 * p
 
 
@@ -151,7 +151,7 @@ def test_suggested_size_is_the_largest_that_fits(sequences):
     settings = load(*SHAPE)
     model = meta_model(settings, 258)
     layout = replace(LAYOUT, sequences=100)
-    needed = memory.memory(model, 64, replace(layout, sequences=sequences))
+    needed = memory_estimate.memory(model, 64, replace(layout, sequences=sequences))
     free = sum(needed.values()) / 0.89
     assert f"micro_batch_size={sequences} (now 100" in fixes_for(model, settings, layout, free)
 
@@ -160,10 +160,10 @@ def test_a_run_that_does_not_fit_is_refused(overrides, tmp_path, monkeypatch, ca
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
     assert trained(*overrides, "--dry-run") == 1
     printed = capsys.readouterr()
-    assert "at 45% of its peak rate" in printed.out
+    assert "measured" not in printed.out
     assert "will not fit: set" not in printed.out
     assert "will not fit" in printed.err
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 1000)
     with pytest.raises(TrainingError, match="--force"):
         trained(*overrides, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
@@ -191,7 +191,6 @@ def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
         return SimpleNamespace(read=lambda: None)
 
     monkeypatch.setattr(dry_run.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(dry_run, "peak_flops", lambda *device: 1e12)
     printed = []
     monkeypatch.setattr(dry_run, "duration", lambda total: printed.append(total) or "X")
     options = parse_options("", [*overrides, "training.validation.interval=null", "--dry-run"])

@@ -1,6 +1,5 @@
-"""metrics.jsonl, Weights & Biases, the live view, and the output of scripts."""
+"""metrics.jsonl, Weights & Biases, lines of progress, and the output of scripts."""
 
-import io
 import json
 import math
 import os
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console as RichConsole
 
 from errors import ConfigError, DataError, ModelError, TrainingError
 from run_directory import console as module
@@ -24,9 +22,9 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
-from training.live_view import LiveView
-from training.metrics import Metrics, WandbLog
-from training.step import NOT_FINITE, SPIKE, StepMetrics
+from training.metrics import Metrics, ProgressLines, StepMetrics
+from training.train_state import NOT_FINITE, SPIKE
+from training.wandb_log import WandbLog
 
 
 def write(file, start, *steps, **values):
@@ -175,49 +173,23 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     assert console.lines == ["wandb is disabled; training continues: no route"]
 
 
-# The live view
+# Lines of progress
 
 
-def step_line(step: int, loss: float, **more) -> dict:
-    return {"kind": "train", "step": step, "loss": loss, "grad_norm": 0.25, "lr": 1.5e-3, **more}
-
-
-def validation_line(step: int, nll: dict) -> dict:
-    return {"kind": "validation", "step": step, "nll": nll, "targets": 2048, "documents": 32}
-
-
-def drawn(view: LiveView, width: int) -> str:
-    out = io.StringIO()
-    RichConsole(file=out, width=width, force_terminal=True, color_system=None).print(view)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-    assert all(len(line) <= width for line in text.splitlines())
-    return text
-
-
-@pytest.mark.parametrize("width", [50, 120])
-def test_live_view_shows_metrics(width, capsys):
-    view = LiveView(
-        "tiny",
-        steps=2000,
-        tokens=2_000_000,
-        done=0,
-        console=Console(),
-    )
+def test_a_line_for_each_speed_and_validation(capsys):
+    progress = ProgressLines(steps=2000, tokens=2_000_000, console=Console())
+    step = {"kind": "train", "step": 1000, "loss": 3.0, "grad_norm": 0.25, "lr": 1.5e-3}
     speed = {"tokens": 2_000_000 - 754 * 14_200, "tokens_per_second": 14_200.0, "mfu": 0.42}
-    for step in range(1, 1001):
-        view.write(step_line(step, 5.0 - step / 500, **(speed if step == 1000 else {})))
-    view.write(validation_line(500, {"256": 3.5, "1024": 3.7}))
-    view.write(validation_line(1000, {"256": 3.4, "1024": 3.75}))
-    text = drawn(view, width)
-    assert "loss 3.0190" in text  # the mean of the last twenty steps
-    assert "step 1000 held-out NLL  256: 3.4000 (-0.1000)" in text
-    if width == 120:
-        assert "50%  14,200 tokens/s  MFU 42%" in text
-        assert "12 min 34 s left" in text
-    # without a terminal: a line for each measured speed and validation
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith("step 1000/2000  loss  3.0000")
+    progress.write(step)
+    progress.write(step | speed)
+    for nll in ({"256": 3.5, "1024": 3.7}, {"256": 3.4, "1024": 3.75}):
+        facts = {"targets": 2048, "documents": 32}
+        progress.write({"kind": "validation", "step": 500, "nll": nll, **facts})
+    first, _, before, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 1000/2000  loss  3.0000")
+    assert first.endswith("14,200 tokens/s  MFU 42%  12 min 34 s left")
+    assert "256: 3.5000  1024: 3.7000" in before
+    assert "256: 3.4000 (-0.1000)  1024: 3.7500 (+0.0500)" in last
 
 
 # Output of scripts

@@ -231,12 +231,12 @@ def test_output_multiplier_and_initialization():
     tied = build(48, {"base_dim": 16}, tie_embeddings=True)
     hidden = torch.randn(5, 48)
     torch.testing.assert_close(model.logits(hidden), hidden @ model.head.weight.T / 3)
-    matrix = plain.layers[0].attention.wq.weight.std().item()
+    matrix = plain.layers[0].mixer.wq.weight.std().item()
     for weight, deviation in (
         (model.head.weight, 0.1 / 4),
         (plain.head.weight, 0.1 / 48**0.5),
         (tied.embed.weight, 0.1 / 4),
-        (model.layers[0].attention.wq.weight, matrix),
+        (model.layers[0].mixer.wq.weight, matrix),
     ):
         assert weight.std().item() == pytest.approx(deviation, rel=0.1)
 

@@ -1,16 +1,14 @@
-"""Several processes: equal to one under DDP, FSDP2 and context parallelism, with the collectives
-that are forecast; errors and lost processes end all of them."""
+"""Several processes: equal to one under DDP, FSDP2 and context parallelism; errors and lost
+processes end all of them."""
 
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import shutil
 import signal
 import warnings
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -39,20 +37,8 @@ from tests.training.curves import CLIP, Training, afresh, shared
 from tests.training.net import SKIP
 from tests.training.ranks import BUSY, HOST_TIMEOUT, TIMEOUT
 from tests.training.tiny import cut, lines, trained
-from train import train_step
-from training.batches import make_sampler
-from training.dry_run import dry_run
-from training.options import parse_options
+from training.micro_batches import make_sampler
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule
-from training.simulated import (
-    CollectiveCounter,
-    SimulatedParallel,
-    Traffic,
-    count_collectives,
-    sent_bytes,
-)
-from training.stop_requests import StopRequests
 from training.train_state import TrainState
 
 STEPS = 20
@@ -455,103 +441,6 @@ def test_carried_states_with_ranks_micro_batches_and_resume(prepared, tmp_path):
         assert farthest(again, expected[4:]) < 1e-10
     assert farthest(continued(tmp_path / "two"), expected[4:]) < 1e-10
     assert continued(tmp_path / "one") == expected[4:]
-
-
-# Collectives of simulated processes
-
-LAYER = [
-    *("train_length=24", "model={dim: 32, layers: 1, heads: 4, kv_heads: 2}"),
-    "training={batch_size: 4, tokens: 8k, precision: float32, validation: {targets: 8}}",
-    *("data.tokenizer.name=bytes", "data.root=none"),
-]
-PACKED = "data.packing=intra_document"
-QUICK = {
-    "context": [CONTEXT, PACKED],
-    "fsdp and context": [CONTEXT, SHARDED, RECOMPUTED, PACKED, "training.micro_batch_size=3"],
-}
-
-
-def measured(overrides: list[str], prepared) -> dict:
-    """The collectives of the first step of this process."""
-    training = Training([*LAYER, *overrides], prepared)
-    shard = training.parallel.shard
-    with CollectiveCounter(shard.group if shard else None) as counter:
-        training.step(0)
-    return counter.counts
-
-
-def simulations(cases: dict[str, list[str]], world: int, vocab_size: int) -> dict[str, dict]:
-    """Those of simulated processes, in a process of their own."""
-
-    def simulated(case: list[str]) -> dict:
-        settings = load_settings(RunSettings, [*LAYER, *case])
-        parallel = SimulatedParallel(settings.training, world)
-        schedule = TrainingSchedule(settings)
-        stage = schedule.stage(0)
-        size = schedule.micro_batch_size(stage)
-        return count_collectives(settings, parallel, stage, size, vocab_size, train_step)
-
-    def one(case: list[str]) -> dict:
-        os.environ["WORLD_SIZE"] = "1"
-        return afresh(lambda: simulated(case))
-
-    return shared(1, lambda: {name: one(case) for name, case in cases.items()})[0]
-
-
-def in_context(counts: dict) -> dict:
-    """With those of context groups in one sum: gloo's gathers are all-to-alls."""
-    merged: dict = {}
-    for (operation, group), traffic in counts.items():
-        key = ("any" if group == "context" else operation, group)
-        before = merged.get(key, Traffic())
-        merged[key] = Traffic(before.count + traffic.count, before.nbytes + traffic.nbytes)
-    return merged
-
-
-def compare_collectives(world: int, prepared, cases: dict[str, list[str]]) -> None:
-    ranks = shared(world, lambda: {name: measured(case, prepared) for name, case in cases.items()})
-    expected = simulations(cases, world, prepared.tokenizer.vocab_size)
-    for name in cases:
-        assert expected[name]
-        assert all(in_context(rank[name]) == in_context(expected[name]) for rank in ranks), name
-
-
-def test_collectives_equal_those_of_two_processes(prepared):
-    compare_collectives(2, prepared, QUICK)
-
-
-def test_bytes_sent_in_a_ring():
-    assert sent_bytes("all-gather", 800, 8) == 700
-    assert sent_bytes("all-reduce", 800, 8) == 1400
-    assert sent_bytes("all-to-all", 800, 8) == 800
-
-
-def test_dry_run_prints_communication_of_each_stage(corpus):
-    stages = "training.stages=[{length: 12, duration: 0.5}, {length: 24}]"
-    words = [*LAYER, "data.source.name=files", f"data.source.path={corpus}", stages, CONTEXT]
-
-    def work() -> str:
-        text = io.StringIO()
-        options = parse_options("", [*words, "--dry-run", "--world", "4"])
-        with redirect_stdout(text), StopRequests() as requests:
-            assert dry_run(options, requests, train_step) == 0
-        return text.getvalue()
-
-    (printed,) = shared(1, work)
-    rows = [line.split("│")[1:6] for line in printed.splitlines() if "2 (context)" in line]
-    # Two groups of 4 / 2 windows: in float32, tokens × 2 × 16 numbers.
-    for row, windows in zip(rows, ("8 × 12", "8 × 12", "4 × 24", "4 × 24"), strict=True):
-        first, _, *others = [cell.strip() for cell in row]
-        assert [first, *others] == [windows, "2 (context)", "4", "6,144"]
-
-
-def test_processes_that_cannot_be_simulated_are_refused(monkeypatch):
-    t = load_settings(RunSettings, [*LAYER, CONTEXT]).training
-    with pytest.raises(TrainingError, match=r"context = 2 does not divide .* 3"):
-        shared(1, lambda: SimulatedParallel(t, 3))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match="without a launcher"):
-        SimulatedParallel(t, 4)
 
 
 # Runs of train.py

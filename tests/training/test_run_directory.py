@@ -229,17 +229,6 @@ def test_edited_model_settings_are_rejected(run, settings, old, new):
     assert Run.open(run).load().settings == settings
 
 
-def test_runs_of_an_earlier_version_load_with_a_note(run, settings, capsys):
-    """... without the hash of the model's settings, and without a field that was added since."""
-    fill(run, settings)
-    edit(run / "settings.yaml", "  norm_eps: 1.0e-05\n", "")
-    manifest = about(run)
-    del manifest["model_hash"]
-    write_json(run / MANIFEST, manifest)
-    assert Run.open(run).load().settings == settings
-    assert "not verified" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("write", [0, 1, 2])
 def test_interrupted_change_of_settings_leaves_a_run(run, settings, monkeypatch, write):
     """The manifest, the settings and the manifest again are written; each write may be the last."""

@@ -16,13 +16,12 @@ from settings.load import load_settings
 from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
-from training.batches import step_batches
 from training.checks import check_model
+from training.micro_batches import step_batches
 from training.optimizer import Optimizer
-from training.schedule import TrainingSchedule, in_steps, learning_rate
+from training.schedule import TrainingSchedule
 from training.setup import changed_rates
-from training.step import StepGuard
-from training.train_state import TrainState
+from training.train_state import StepGuard, TrainState
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [
@@ -87,8 +86,7 @@ def test_length_curriculum():
     schedule = TrainingSchedule(s)
     rates = [schedule.learning_rates(step)["lr"] for step in (16, 17, 18)]
     t = s.training
-    lr_schedule = in_steps(t.lr_schedule, 23)
-    whole = [learning_rate(lr_schedule, t.optimizer.lr, step, 23) for step in (16, 17, 18)]
+    whole = [t.lr_schedule.rate(t.optimizer.lr, step, 23) for step in (16, 17, 18)]
     assert rates == pytest.approx([whole[0], whole[1] / 2, whole[2]])
     one_each = t.model_copy(update={"micro_batch_size": 1})
     micro = TrainingSchedule(s.model_copy(update={"training": one_each}))

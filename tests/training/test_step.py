@@ -23,9 +23,7 @@ from run_directory.training_settings import (
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer
-from training.schedule import in_steps, learning_rate
-from training.step import NOT_FINITE, SPIKE, StepGuard
-from training.train_state import EMA
+from training.train_state import EMA, NOT_FINITE, SPIKE, StepGuard
 
 NAN = math.nan
 
@@ -127,8 +125,7 @@ def test_decisions_do_not_depend_on_resumes():
 
 
 def rates(schedule, steps):
-    schedule = in_steps(schedule, steps)
-    return [learning_rate(schedule, 8.0, step, steps) for step in range(steps)]
+    return [schedule.rate(8.0, step, steps) for step in range(steps)]
 
 
 HALF = math.sqrt(0.5)  # cos 45°

@@ -20,8 +20,8 @@ from run_directory.checkpoints import steps_of
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
-from training.batches import make_sampler
 from training.metrics import Metrics
+from training.micro_batches import make_sampler
 
 
 def losses(folder):

@@ -1,1 +1,1 @@
-"""One file per positional scheme; `model.position.registry` lists them."""
+"""One file per positional scheme; `model.position` lists them."""

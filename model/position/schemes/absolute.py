@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
-from model.position.base import PositionalScheme, PositionSettings, TabulatedScheme, normal
+from model.position.interface import PositionalScheme, PositionSettings, TabulatedScheme, normal
 from model.position.scaling import Factor, plain_frequencies, stretch_of
 from model.position.table import Constant, Rows, StretchedTables, on_device
 from model.token_positions import TokenPositions

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import precise
-from model.position.base import AttentionPlan, PositionalScheme, PositionSettings, constant
+from model.position.interface import AttentionPlan, PositionalScheme, PositionSettings, constant
 from model.position.pairwise import DistanceBias, DistanceSettings
 from model.position.table import Constant
 from settings.fields import setting

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionView, by_head, repeated
-from model.position.base import ContentScheme, constant, normal
 from model.position.content import (
     ContentSettings,
     causal_convolution,
@@ -18,8 +17,9 @@ from model.position.content import (
     running_sum,
     series_of,
 )
-from model.position.rotation import check_even, rotate
+from model.position.interface import ContentScheme, constant, normal
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even, rotate
 from model.position.table import Constant
 from model.token_positions import TokenPositions
 from settings.fields import setting

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from model.attention.mask import QueryBlock
-from model.position.base import (
+from model.position.interface import (
     AttentionPlan,
     PositionalScheme,
     SharableSettings,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import QueryBlock
-from model.position.base import (
+from model.position.interface import (
     AttentionPlan,
     PositionalScheme,
     SharableSettings,

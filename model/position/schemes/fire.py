@@ -10,7 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.mask import BiasForms, BiasFunction, no_autocast, precise
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
+from model.position.interface import (
+    AttentionContext,
+    AttentionPlan,
+    PositionalScheme,
+    SharableSettings,
+)
 from model.position.pairwise import two_layers
 from settings.fields import setting
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.mask import mask_dtype, no_autocast
-from model.position.base import TabulatedScheme
-from model.position.rotation import RotationSettings, check_even, rotation_plan
+from model.position.interface import TabulatedScheme
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import RotationSettings, check_even, rotation_plan
 from model.position.table import Constant
 from settings.fields import setting
 

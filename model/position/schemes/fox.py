@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionMask, AttentionView, BiasForms, mask_dtype
-from model.position.base import AttentionContext, ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
-from model.position.rotation import rotate
+from model.position.interface import AttentionContext, ContentScheme, constant, normal
 from model.position.schemes.alibi import alibi_slopes
-from model.position.schemes.rope import Rope, RopeSettings
+from model.position.schemes.rope import Rope, RopeSettings, rotate
 from model.position.table import Constant
 from settings.fields import setting
 

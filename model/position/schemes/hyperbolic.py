@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
-from model.position.base import (
+from model.position.interface import (
     AttentionPlan,
     PositionalScheme,
     PositionSettings,
     constant,
 )
-from model.position.decay import decayed_scores
-from model.position.pairwise import UNROLLED
-from model.position.rotation import check_even
+from model.position.pairwise import UNROLLED, decayed_scores
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even
 from model.position.table import Constant
 from settings.fields import setting
 

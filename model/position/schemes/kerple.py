@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import precise
-from model.position.base import SharableSettings, uniform
+from model.position.interface import SharableSettings, uniform
 from model.position.pairwise import DistanceBias, DistanceSettings
 from settings.fields import setting
 

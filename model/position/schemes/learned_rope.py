@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import mask_dtype
-from model.position.base import PositionalScheme, constant
-from model.position.rotation import (
+from model.position.interface import PositionalScheme, constant
+from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import (
     AngleSharingSettings,
     RotationSettings,
     check_even,
     rotation_plan,
 )
-from model.position.scaling import plain_frequencies
 from model.position.table import Constant
 
 

@@ -10,7 +10,6 @@ from pydantic import model_validator
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, by_head, repeated
-from model.position.base import ContentScheme, constant, normal
 from model.position.content import (
     ContentSettings,
     causal_convolution,
@@ -19,6 +18,7 @@ from model.position.content import (
     series_of,
     unit,
 )
+from model.position.interface import ContentScheme, constant, normal
 from settings.fields import setting
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK

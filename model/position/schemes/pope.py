@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionView, mask_dtype
-from model.position.base import AttentionPlan, TabulatedScheme, uniform
-from model.position.rotation import AngleSharingSettings, Share
+from model.position.interface import AttentionPlan, TabulatedScheme, uniform
+from model.position.schemes.rope import AngleSharingSettings, Share
 from model.position.table import Constant
 from settings.fields import setting
 

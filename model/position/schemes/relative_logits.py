@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 
 from model.attention.mask import AttentionView, no_autocast
-from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, linear
+from model.position.interface import ContentScheme, constant, normal
 from settings.fields import setting
 
 

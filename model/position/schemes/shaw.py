@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_dtype, no_autocast
-from model.position.base import (
+from model.position.interface import (
     AttentionContext,
     AttentionPlan,
     PositionalScheme,

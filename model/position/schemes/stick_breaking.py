@@ -9,7 +9,12 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import MaskFunction, QueryBlock
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
+from model.position.interface import (
+    AttentionContext,
+    AttentionPlan,
+    PositionalScheme,
+    PositionSettings,
+)
 from model.position.pairwise import UNROLLED, sum_after
 from settings.fields import setting
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from model.attention.mask import AttentionView, precise
-from model.position.base import (
+from model.position.interface import (
     AttentionPlan,
     PositionalScheme,
     SharableSettings,

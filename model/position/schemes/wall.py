@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, by_head
-from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
-from model.position.decay import decayed_scores
-from model.position.pairwise import UNROLLED
+from model.position.interface import ContentScheme, constant, normal
+from model.position.pairwise import UNROLLED, decayed_scores
 from settings.fields import setting
 
 

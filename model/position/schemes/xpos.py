@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
-from model.position.base import TabulatedScheme
-from model.position.rotation import Layout, RotationSettings, check_even, rotation_plan
+from model.position.interface import TabulatedScheme
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import Layout, RotationSettings, check_even, rotation_plan
 from model.position.table import Constant
 from settings.fields import setting
 

@@ -9,7 +9,7 @@ import torch
 from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.generation import REAL, GenerationSession
-from evaluation.reports import evaluation_report
+from evaluation.reports import report as reports
 from evaluation.reports.diagnostic_report import TEXT
 from evaluation.scoring.methods import Method
 from model import TokenPositions
@@ -35,7 +35,7 @@ def report(root, monkeypatch):  # noqa: F811
             (folder / f"{name}.{suffix}").touch()
         return folder / f"{name}.png"
 
-    monkeypatch.setattr(evaluation_report, "save", save)
+    monkeypatch.setattr(reports, "save", save)
 
     def run(*overrides):
         assert call(root / "run", *overrides, "device=cpu", "folder=a") == 0

@@ -5,15 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.reports.charts import (
+from evaluation.reports.figures import (
+    FAINT,
+    FigureText,
     LengthAxis,
+    Panel,
     difference_panel,
     dots_panel,
     length_panel,
+    panels,
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.figures import FAINT, FigureText, Panel, panels
 from evaluation.results_table import ResultRow
 from tests.artists import (
     assert_shows,

@@ -10,13 +10,12 @@ import pytest
 
 from evaluation.reports import diagnostic_report
 from evaluation.reports.document import ReportTable
-from evaluation.reports.loss_report import loss_report
-from evaluation.reports.position_report import tokens_seen
-from evaluation.reports.reported_results import ReportedResults, method_variants
+from evaluation.reports.loss_report import loss_report, tokens_seen
+from evaluation.reports.report import ReportedResults, method_variants
 from evaluation.reports.task_report import task_report
 from evaluation.results_table import ResultsTable
 from evaluation.scoring.methods import name_of
-from evaluation.statistics.analysis import analyze
+from evaluation.statistics.loss_table import analyze
 from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import assert_shows, close, labelled, levels, named
 from tests.evaluation.tasks.test_session import answered, retriever
@@ -74,7 +73,9 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
         assert own.value["nll"] == cell["nll"]
         if expected := table.get(*place):
             delta = own.loc["delta"].fillna("")
-            assert (delta.verdict, delta.high) == (expected.verdict, expected.high)
+            assert delta.verdict == expected.verdict
+            # The CSV reader of pandas 2 can be off by a bit.
+            assert delta.high == pytest.approx(expected.high, rel=1e-15)
             assert (delta.family, delta.units, delta.level) == (6, 7, 0.95)
 
 

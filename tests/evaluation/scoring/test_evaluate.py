@@ -7,7 +7,7 @@ from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.plan import raw_bytes
 from evaluation.scoring.session import CellStore, cell_file
 from evaluation.scoring.text import EvaluationText
-from evaluation.statistics.analysis import analyze
+from evaluation.statistics.loss_table import analyze
 
 CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)]
 

@@ -8,7 +8,7 @@ from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
 from evaluation.scoring.text import EvaluationText
-from evaluation.statistics.analysis import analyze
+from evaluation.statistics.loss_table import analyze
 from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, loss_session
 
 N = 3  # tokens before a target

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.statistics.binomial import effective, wilson
+from evaluation.statistics.intervals import effective, wilson
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from evaluation.results_table import ResultsTable
-from evaluation.statistics.context_reach import add_reach
-from evaluation.statistics.intervals import interval
-from evaluation.statistics.seeds import change
-from evaluation.statistics.verdicts import VerdictRules
+from evaluation.statistics.loss_table import VariantLosses, VerdictRules, add_reach
 from tests.studies.results.test_loss_comparison import half_width
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
@@ -27,10 +23,9 @@ def curve(means, shape, sd=0.002, seed=0):
 def reach_of(nll, failed=()):
     """Reach, longest length with a gain, text; and the long table."""
     shape = next(iter(nll.values())).shape
-    over = change if len(shape) == 2 else interval
-    rules = VerdictRules(64, 0.02, interval=partial(over, counts=np.ones(shape[-1])))
+    rules = VerdictRules(64, 0.02, counts=np.ones(shape[-1]))
     table = ResultsTable()
-    add_reach(table, "x", sorted(nll), lambda a, b: nll[a] - nll[b], rules, failed)
+    add_reach(table, "x", VariantLosses(nll=nll, failed=failed), rules)
     row = table.get("x", "context_reach")
     if row is None:
         return None, None, "", table

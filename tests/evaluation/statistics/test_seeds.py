@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.statistics.seeds import compare
+from evaluation.statistics.intervals import interval
 
 RNG = np.random.default_rng(17)
 A = RNG.normal(2.0, 0.3, (4, 9))
@@ -29,7 +29,7 @@ def variances(a, b):
 
 @pytest.mark.parametrize("family", [1, 6])
 def test_two_schemes_are_compared_by_the_three_variances(family):
-    result = compare(A, B, np.full(9, 64), family=family)
+    result = interval(A, np.full(9, 64), minus=B, family=family)
     half = half_width(variances(A, B), [4, 3, 9], family)
     mean = A.mean() - B.mean()
     ends = (result.estimate, result.low, result.high)
@@ -49,7 +49,7 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
     ],
 )
 def test_too_few_seeds_or_units_are_points(a, b):
-    result = compare(a, b, np.ones(a.shape[1]))
+    result = interval(a, np.ones(a.shape[1]), minus=b)
     assert result.estimate == pytest.approx(a.mean() - b.mean())
     assert math.isnan(result.low)
     assert math.isnan(result.high)
@@ -84,6 +84,8 @@ def test_coverage_of_simulated_claims(family, least, most, setting):
     covered = np.ones(draws, dtype=bool)
     for _ in range(family):
         pairs = zip(scheme(seed_sd, unit_sd), baseline, strict=True)
-        results = [compare(ours, theirs, np.ones(20), family=family) for ours, theirs in pairs]
+        results = [
+            interval(ours, np.ones(20), minus=theirs, family=family) for ours, theirs in pairs
+        ]
         covered &= [result.low <= 0 <= result.high for result in results]
     assert least <= covered.mean() <= most

@@ -1,12 +1,15 @@
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 
 from evaluation.results_table import ResultsTable
-from evaluation.statistics.intervals import interval
-from evaluation.statistics.verdicts import VerdictRules, add_verdicts, is_undertrained
+from evaluation.statistics.loss_table import (
+    VariantLosses,
+    VerdictRules,
+    add_verdicts,
+    is_undertrained,
+)
 
 UNITS = 30
 
@@ -18,10 +21,11 @@ def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True, ha
     for length, (mean, sd) in differences.items():
         draws = np.random.default_rng(length).normal(size=UNITS)
         changes[length] = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
+    rules = VerdictRules(64, tolerance, np.ones(UNITS), 0.05, family, has_learned, is_precise)
+    nll = {length: own for length, own in changes.items() if length not in failed}
+    losses = VariantLosses(nll=nll, as_trained=np.zeros(UNITS), failed=failed)
     table = ResultsTable()
-    over_units = partial(interval, counts=np.ones(UNITS))
-    rules = VerdictRules(64, tolerance, over_units, family=family, has_learned=has_learned)
-    add_verdicts(table, "x", changes, rules, missing=failed, is_precise=is_precise)
+    add_verdicts(table, "x", losses, rules)
     return table
 
 

@@ -112,7 +112,7 @@ def test_logits_beyond_the_tolerance_leave_nothing(position, tmp_path, monkeypat
 
     def disturbed(model, *args):
         with torch.no_grad():
-            model.layers[1].attention.wq.weight[0] += 0.5
+            model.layers[1].mixer.wq.weight[0] += 0.5
         return write(model, *args)
 
     monkeypatch.setattr("interop.export.folder.measure", disturbed)

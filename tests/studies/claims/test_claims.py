@@ -1,6 +1,8 @@
 """Claims end to end: what is rejected, frozen, shared and decided."""
 
+import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,7 @@ def claims(write_study, tmp_path, monkeypatch):
     """Run claims in an empty folder, which is no repository. Models of three updates pass for
     trained."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", -9)
+    monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", -9)
 
     def run(text: str, *options: object) -> tuple[int, Path]:
         file = write_study(text)
@@ -131,7 +133,7 @@ def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
 @pytest.mark.parametrize(("at_most", "undertrained"), [(1, -9), (9, 0.5)])
 def test_runs_that_have_not_learned_are_inconclusive(claims, at_most, undertrained, monkeypatch):
     """By the condition of the claim, or because they are hardly better than a unigram model."""
-    monkeypatch.setattr("evaluation.statistics.verdicts.UNDERTRAINED", undertrained)
+    monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", undertrained)
     _, file = claims(CLAIM.replace("at_most: 9", f"at_most: {at_most}"))
     folder = Path("runs/claims/tiny")
     settings = load_settings(ClaimSettings, [str(file)])
@@ -217,5 +219,13 @@ def test_the_committed_atlas_is_current(tmp_path, monkeypatch):
     claims = [
         Claim(claim.file, claim.settings, tmp_path / "results/claims") for claim in load_claims()
     ]
+    pinned = (ROOT / "constraints.txt").read_text()
+    same_figures = all(f"{name}=={version(name)}\n" in pinned for name in ("matplotlib", "numpy"))
+    figure = re.compile(rb"(?<=;base64,)[\w+/=]+")
     for page in write_atlas(claims, tmp_path):
-        assert page.read_bytes() == (ROOT / "docs" / page.name).read_bytes()
+        ours = page.read_bytes()
+        committed = (ROOT / "docs" / page.name).read_bytes()
+        if not same_figures:  # other versions name their clip paths otherwise
+            ours = figure.sub(b"", ours)
+            committed = figure.sub(b"", committed)
+        assert ours == committed

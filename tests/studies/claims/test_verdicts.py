@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.claims.verdicts import (
+from studies.claims.claim_verdicts import (
     INCONCLUSIVE,
     REFUTED,
     REPRODUCED,

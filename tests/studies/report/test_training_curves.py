@@ -10,7 +10,7 @@ import pytest
 from data.files import write_json
 from errors import ConfigError, StudyError, TrainingError
 from run_directory.metrics_file import MetricsFile
-from run_directory.run import MANIFEST
+from run_directory.run import MANIFEST, model_hash
 from run_directory.run_names import names_of
 from scripts.plots import plot_run
 from studies.report.training_figure import read_curves, training_figure
@@ -23,7 +23,15 @@ def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineag
     folder.mkdir(parents=True)
     settings = "train_length: 16\ntraining: {validation: {targets: 8}}\n"
     (folder / "settings.yaml").write_text(settings)
-    write_json(folder / MANIFEST, {"format": 1, "tokenizer_hash": tokenizer, "lineage": lineage})
+    write_json(
+        folder / MANIFEST,
+        {
+            "format": 1,
+            "tokenizer_hash": tokenizer,
+            "lineage": lineage,
+            "model_hash": [model_hash((folder / "settings.yaml").read_text())],
+        },
+    )
     half = steps // 2
 
     def write(log, numbers, factor=1.0):

@@ -10,9 +10,8 @@ from scipy import stats
 
 from errors import StudyError
 from studies.report.study_report import findings
-from studies.results.loss_comparison import derive
-from studies.results.losses import read_losses
 from studies.results.stored import read_study
+from studies.results.study_results import read_losses
 from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
 
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
@@ -24,7 +23,7 @@ FAILURE = {"nll": None, "unit_nll": None, "failure": "not finite", "exists": Tru
 
 def derived(record: dict, group=()):
     study = read_study(record)
-    return derive(study, read_losses(study, study.evaluations[0], group))
+    return read_losses(study, study.evaluations[0], group)
 
 
 def stored_rows(record: dict, scheme: str, method: str = "trained", lengths=LENGTHS, seed=None):
@@ -175,11 +174,14 @@ def test_too_few_units_or_seeds_are_points(size):
 )
 def test_results_that_cannot_be_compared_are_excluded(record, key, value):
     other = copy.deepcopy(record)
-    cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
-    cell["evaluations"]["long"][key] = value
-    losses = derived(other).losses
-    assert key in losses.excluded["scheme=none,seed=1"]
-    assert set(losses.rows["none", 256]) == {"0", "2"}
+    changed = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
+    changed["evaluations"]["long"][key] = value
+    comparison = derived(other)
+    ((cell, reason),) = [key for key, each in comparison.missing.items() if each == "all"]
+    assert cell == "scheme=none,seed=1"
+    assert key in reason
+    rows = comparison.table.select("nll", "none", seed=None)
+    assert {row.seed for row in rows} == {"", "0", "2"}
 
 
 def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):

@@ -1,0 +1,389 @@
+"""The report of one evaluation of any kind: its table of results and facts, which are written as
+results.csv and results.json, and sentences, tables and figures as views of them."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from data.files import write_text
+from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
+from evaluation.reports.document import (
+    Cell,
+    ReportTable,
+    counted,
+    dtype_note,
+    listed,
+    markdown,
+    page,
+    picture,
+    pivot,
+    plain_text,
+)
+from evaluation.reports.figures import save
+from evaluation.results_table import ResultRow, ResultsTable, number
+from evaluation.scoring.methods import name_of
+from evaluation.scoring.session import MeasuredCells
+
+NAMED = 6  # variants of one outcome that a sentence names
+# Facts about an evaluation that results.csv repeats in each row.
+FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", "tokenizer_hash")
+FACTS += ("targets_hash", "items_hash", "checkpoint_hash", "targets", "documents", "unit")
+DOWNLOADS = {
+    "results.csv": "all numbers",
+    "results.json": "settings, provenance and numbers by unit",
+}
+
+
+@dataclass(kw_only=True)
+class ReportedResults:
+    """The results of one evaluation of a run under several methods, of several runs, or of the
+    schemes of a study.
+
+    Attributes:
+        title: of sections and figures: the run, or the name of a study's evaluation.
+        variants: in their order, with their columns in results.csv: method, run or scheme.
+        noun: what a variant is.
+        facts: results.json of the evaluation without its summary, or of the first one of a study.
+        seeds: number of training seeds of each variant; empty for an evaluation of runs.
+        place: columns of results.csv: the evaluation and the group of cells of a study.
+    """
+
+    title: str
+    variants: dict[str, dict[str, str]]
+    noun: str = "method"
+    facts: Mapping
+    table: ResultsTable = field(default_factory=ResultsTable)
+    seeds: dict[str, int] = field(default_factory=dict)
+    place: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.variants)
+
+    @property
+    def trained_length(self) -> int:
+        return self.facts["trained_length"]
+
+    @property
+    def subtitle(self) -> str:
+        """Of figures of evaluations other than the loss by length."""
+        count = self.title
+        if items := self.facts.get("items"):
+            count = f"{self.title}: {counted(items, 'item')} per length"
+        elif documents := self.facts.get("documents"):
+            count = f"{self.title}: {counted(documents, 'document')}"
+        return count + dtype_note(self.facts.get("dtype", "float32"))
+
+    def seed_counts(self, noun: str) -> str:
+        """`3 seeds`, or `1 to 3 seeds` if the variants differ."""
+        seeds = sorted(set(self.seeds.values()))
+        most = counted(seeds[-1], noun)
+        return f"{seeds[0]} to {most}" if len(seeds) > 1 else most
+
+    def named(self, names: Sequence[str]) -> str:
+        return listed(names) if len(names) <= NAMED else f"{len(names)} {self.noun}s"
+
+    def by_sign(self, rows: Sequence[ResultRow], positive: str, negative: str) -> str:
+        """`positive for a; negative for b and c; not significant for d`."""
+        ordered = sorted(rows, key=lambda row: -abs(row.value))
+        groups = {
+            positive: [row.variant for row in ordered if row.low > 0],
+            negative: [row.variant for row in ordered if row.high < 0],
+            "not significant": [row.variant for row in ordered if row.low <= 0 <= row.high],
+        }
+        parts = [f"{label} for {self.named(names)}" for label, names in groups.items() if names]
+        return "; ".join(parts)
+
+
+def method_variants(methods: Iterable[str]) -> dict[str, dict[str, str]]:
+    return {name_of(method): {"method": method} for method in methods}
+
+
+def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultRow]:
+    """The rows of cells of results.json: one for each metric of a cell that has a number, with its
+    `metric_low` and `metric_high`."""
+    for cell in cells:
+        for metric in metrics:
+            if cell.get(metric) is not None:
+                yield ResultRow(
+                    name_of(cell["method"]),
+                    metric,
+                    cell[metric],
+                    cell["length"],
+                    low=number(cell.get(f"{metric}_low")),
+                    high=number(cell.get(f"{metric}_high")),
+                )
+
+
+Columns = Mapping[str, tuple[str, str | Callable[[ResultRow], Cell]]]  # heading, format of a metric
+
+
+def metrics_table(
+    r: ReportedResults,
+    title: str,
+    columns: Columns,
+    index: Mapping[str, Callable[[ResultRow], str]],
+) -> ReportTable:
+    """A row for each variant and `index`, a column for each metric."""
+
+    def write(row: ResultRow) -> Cell:
+        _, form = columns[row.metric]
+        return format(row.value, form) if isinstance(form, str) else form(row)
+
+    rows = [row for metric in columns for row in r.table.select(metric, where=None)]
+    rows = [row for row in rows if not row.where.startswith("layer")]
+    rows.sort(key=lambda row: (r.names.index(row.variant), row.length or 0))
+    return pivot(
+        title,
+        rows,
+        write,
+        index={r.noun: lambda row: row.variant, **index},
+        columns=attrgetter("metric"),
+        headings={metric: heading for metric, (heading, _) in columns.items()},
+    )
+
+
+def write_results(path: Path, results: Sequence[ReportedResults], **first: str) -> None:
+    """results.csv: the rows of all tables, after columns that are `first`."""
+    records = [
+        {
+            **first,
+            **r.place,
+            "variant": row.variant,
+            **r.variants[row.variant],
+            **row._asdict(),
+            **{key: r.facts.get(key) for key in FACTS},
+        }
+        for r in results
+        for row in r.table.rows.values()
+    ]
+    write_table(path, records)
+
+
+def write_table(path: Path, rows: Sequence[Mapping] | pd.DataFrame) -> None:
+    """Write a table as CSV; None and NaN are empty. Whole numbers stay whole where other rows have
+    none."""
+    if not isinstance(rows, pd.DataFrame):
+        rows = pd.DataFrame(list(rows), dtype=object)
+    write_text(path, rows.to_csv(index=False, lineterminator="\n"))
+
+
+def write_clean_json(path: Path, value) -> None:
+    """Write JSON with null for NaN and infinity."""
+    write_text(path, json.dumps(clean(value), indent=1) + "\n")
+
+
+def clean(value, digits: int | None = None):
+    """A value for JSON: None for NaN and infinity, and floats of so many significant digits."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: clean(item, digits) for key, item in value.items()}
+    return [clean(item, digits) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(kw_only=True)
+class EvaluationReport:
+    """What an evaluation found.
+
+    Attributes:
+        name: of the results folder, unless the settings name one.
+        results: the long table, which becomes results.csv, and the content of results.json.
+        verdict: what was found, in one sentence.
+        details: further sentences.
+        caveats: what limits the numbers.
+        tables: the first ones a reader needs; `more_tables`: the others.
+        draw: draws the figures, by file name.
+        more_records: further files and what they hold.
+    """
+
+    name: str
+    title: str
+    results: ReportedResults
+    verdict: str = ""
+    details: list[str] = field(default_factory=list)
+    caveats: Sequence[str] = ()
+    tables: Sequence[ReportTable] = ()
+    more_tables: Sequence[ReportTable] = ()
+    draw: Callable[[], dict[str, Figure]] = dict
+    more_records: dict[str, dict] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> list[str]:
+        return [line for line in (self.verdict, *self.details, *self.caveats) if line]
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        return self.draw()
+
+    def write_numbers(self, folder: Path) -> list[Path]:
+        """Write tables, records and summary.txt into `folder`; returns results.csv and .json."""
+        write_results(folder / "results.csv", [self.results])
+        record = {"format": 1, "summary": self.summary, **self.results.facts}
+        for name, content in {"results.json": record, **self.more_records}.items():
+            write_clean_json(folder / name, content)
+        write_text(folder / "summary.txt", "\n".join(self.summary) + "\n")
+        return [folder / "results.csv", folder / "results.json"]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the numbers, figures, report.md and report.html into `folder`; returns the files
+        that a user reads first: the report, the figures, the numbers."""
+        numbers = self.write_numbers(folder)
+        charts = []
+        for name, figure in self.figures.items():
+            caption = name.replace("_", " ").capitalize()
+            charts.append(Chart(name, figure, caption, f"{self.title}: {caption}"))
+        sections: dict[str, Sequence[Block]] = {
+            "Results": [*self.tables, *charts, *self.more_tables],
+            "Notes": [plain_text(line) for line in (*self.caveats, *self.details)],
+        }
+        pages, drawn = write_pages(folder, self.title, [self.verdict], sections, DOWNLOADS)
+        return [pages[0], *drawn, *numbers]
+
+
+class Chart(NamedTuple):
+    """A figure of a report. `file`: its path without suffix, relative to the report; `alt`: the
+    text for those who cannot see it."""
+
+    file: str
+    figure: Figure
+    caption: str
+    alt: str
+
+
+Block = str | ReportTable | Chart  # Markdown, a table or a figure of a section
+
+
+def write_pages(
+    folder: Path,
+    title: str,
+    lead: Sequence[str],
+    sections: Mapping[str, Sequence[Block]],
+    downloads: Mapping[str, str],
+) -> tuple[list[Path], list[Path]]:
+    """Write report.html and report.md with their figures; returns the pages and the figures."""
+    drawn = []
+    blocks: dict[str, list[str | ReportTable]] = {heading: [] for heading in sections}
+    for heading, own in sections.items():
+        for block in own:
+            if isinstance(block, Chart):
+                file = folder / block.file
+                drawn.append(save(block.figure, file.parent, file.name))
+                block = picture(f"{block.file}.png", block.caption, block.alt)
+            blocks[heading].append(block)
+    text = markdown(title, lead, blocks, downloads)
+    write_text(folder / "report.html", page(text, folder))
+    write_text(folder / "report.md", text)
+    return [folder / "report.html", folder / "report.md"], drawn
+
+
+def caveats(
+    units: int,
+    unit_kind: str,
+    runs: Mapping[str, MeasuredCells],
+    notes: Sequence[str] = (),
+) -> list[str]:
+    """Sentences; `runs`: the results by name, '' for a single one."""
+    lines = []
+    few = f"Only {counted(units, unit_kind)}"
+    if units < POINTS_ONLY_BELOW:
+        lines.append(f"{few}: point estimates, as intervals require {POINTS_ONLY_BELOW}.")
+    elif units < FEW_BELOW:
+        lines.append(f"{few}: interpret the intervals with caution.")
+    lines += notes
+    missing: dict[str, dict[str, list[str]]] = {}  # by reason and variant
+    for run, result in runs.items():
+        for (method, length), reason in (result.absent | result.failed).items():
+            name = ", ".join(filter(None, (run, name_of(method))))
+            missing.setdefault(reason, {}).setdefault(name, []).append(f"{length:,}")
+    for reason, variants in missing.items():
+        cells = [f"{name} at {', '.join(lengths)}" for name, lengths in variants.items()]
+        lines.append(f"Not measured: {'; '.join(cells)}: {reason}.")
+    errors = []
+    remarks: list[str] = []
+    for result in runs.values():
+        errors += map(abs, result.precision.values())
+        remarks += result.notes
+    dtype = result.settings.dtype
+    if dtype != "float32":
+        off = f"; mean NLL within {max(errors):.4f} nats of float32 on a sample" if errors else ""
+        lines.append(f"Measured in {dtype}{off}.")
+    return lines + list(dict.fromkeys(remarks))
+
+
+def basis(result: MeasuredCells) -> dict:
+    """The settings, methods and hashes that the numbers of a `result` depend on, and the cells
+    without numbers."""
+    facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
+    return {
+        "protocol": result.settings.protocol,
+        "trained_length": result.subject.trained_length,
+        "confidence": result.settings.confidence,
+        "checkpoint": result.subject.name,
+        "checkpoint_step": result.subject.step,
+        "checkpoint_hash": result.subject.checkpoint_hash,
+        "dtype": result.settings.dtype,
+        "seed": result.settings.seed,
+        **{key: result.facts[key] for key in facts if key in result.facts},
+        "settings": result.settings.model_dump(mode="json"),
+        "methods": {
+            method.label: {
+                "overrides": list(method.overrides),
+                "position": result.schemes[method.label],
+            }
+            for method in result.methods
+        },
+        "not_measured": [
+            {"method": method, "length": length, "reason": reason}
+            for (method, length), reason in (result.absent | result.failed).items()
+        ],
+    }
+
+
+def report_of(
+    result: MeasuredCells,
+    record: dict,
+    name: str,
+    title: str,
+    *,
+    rows: Callable[[dict], Iterable[ResultRow]],
+    verdict: Callable[[ReportedResults], str],
+    details: list[str],
+    tables: Callable[[ReportedResults], Sequence[ReportTable]],
+    draw: Callable[[ReportedResults], dict[str, Figure]],
+) -> EvaluationReport:
+    """The report of a run under its methods.
+
+    Args:
+        record: of `unit_count` independent units of the kind `unit`.
+        rows: the table of results of a record.
+        tables: the first one and the others.
+    """
+    r = ReportedResults(
+        title=result.subject.name,
+        variants=method_variants(method.label for method in result.methods),
+        facts=record,
+        table=ResultsTable(rows(record)),
+    )
+    first, *others = tables(r)
+    return EvaluationReport(
+        name=name,
+        title=f"{title} {r.title}",
+        results=r,
+        verdict=verdict(r),
+        details=details,
+        caveats=caveats(record["unit_count"], record["unit"], {"": result}),
+        tables=[first],
+        more_tables=others,
+        draw=lambda: draw(r),
+    )

@@ -1,0 +1,86 @@
+"""Decoding: passes of one token per row after a prompt.
+
+`make_decoder` chooses one of three decoders, functions from tokens to logits: of passes that are
+planned together (`planned.py`, small models on a CPU), of passes that are the same operations
+(`static.py`, recorded as a CUDA graph on a GPU), or of any passes, with keys in a growing cache.
+All compute with the packed blocks of `packed.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from model.cache import Cache
+from model.decoding.packed import PackedModel, pack
+from model.decoding.planned import PlannedDecoder
+from model.decoding.static import StaticDecoder
+from model.token_positions import TokenPositions
+from model.transformer import Transformer
+
+__all__ = ["make_decoder", "pack"]
+
+
+def make_decoder(
+    model: Transformer,
+    cache: Cache,
+    positions: TokenPositions,
+    static: bool | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """A function from the next tokens (B,) to the logits (B, V) after them.
+
+    Args:
+        model: a model in evaluation mode. It need not be packed; `pack` saves the copies.
+        cache: of the preceding tokens, which only the decoder may use from now on.
+        positions: of the tokens of all passes; `position_end` is that of the last.
+        static: use a static cache where passes are the same operations; None: on a GPU.
+    """
+    weight = model.embed.weight
+    autocast = torch.is_autocast_enabled(weight.device.type)
+    if autocast or not positions.count or not PackedModel.supports(model):
+        return GrowingDecoder(model, cache, positions)
+    packed = PackedModel(model)
+    first = positions.part(0, 1)
+    passes = model.passes(cache.batch, model.prepare(first), dict.fromkeys(model.kinds, first))
+    plans = {name: each.plan for name, each in passes.items()}
+    if static is None:
+        static = weight.device.type == "cuda"
+        if PlannedDecoder.supports(packed, positions, plans):
+            return PlannedDecoder(packed, cache, positions)
+    if static and StaticDecoder.supports(plans, positions):
+        return StaticDecoder(packed, cache, positions, plans)
+    return GrowingDecoder(model, cache, positions, packed)
+
+
+class GrowingDecoder:
+    """Passes that append their keys to a growing cache.
+
+    Args:
+        packed: None for models whose weights cannot be joined: sharded ones, and under autocast.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: Cache,
+        positions: TokenPositions,
+        packed: PackedModel | None = None,
+    ):
+        self.model = model
+        self.cache = cache
+        self.positions = positions
+        self.packed = packed
+        self._at = 0
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(B, V) logits after the next tokens (B,)."""
+        at = self._at
+        self._at += 1
+        new = self.positions.part(at, self._at)
+        if new.unit_steps:
+            end = new.position_end - (self.positions.count - self._at)
+            new = replace(new, position_end=end)
+        if self.packed is None:
+            return self.model(tokens[:, None], new, cache=self.cache, keep=1)[:, -1]
+        return self.packed.step(self.model.prepare(new), self.cache, tokens)

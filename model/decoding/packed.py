@@ -1,0 +1,291 @@
+"""Blocks of single-token passes: the arithmetic of `model/block.py` in few operations on joined
+weights.
+
+One token of a small model takes about a millisecond on a CPU, half of it overhead of single
+operations, and matrix-vector products with (out, in) weights are up to 2.6 times as slow as with
+(in, out) weights. A GPU reads either at the same speed, but fewer and larger matrices faster.
+
+The plain form is `model/block.py`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention.mask import PRECISE, joined
+from model.block import Block, Norm
+from model.cache import LayerCache
+from model.mixers.mixer import AttentionPass
+from model.mixers.softmax import Attention
+from model.transformer import TokenChunk, Transformer
+
+
+def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
+    """The weights of linear layers with the same input as one matrix (in, Σ out): that of
+    `store_joined`, or a copy. Its rows are contiguous on a CPU; elsewhere its columns are."""
+    stored = _stored_matrix(linears)
+    if stored is not None:
+        return stored
+    weights = [linear.weight.detach() for linear in linears]
+    if weights[0].device.type == "cpu":
+        return torch.cat([weight.t() for weight in weights], dim=1).contiguous()
+    return torch.cat(weights).t()
+
+
+def store_joined(linears: Sequence[nn.Linear]) -> None:
+    """Store the weights in the matrix of `joined_weight`, of which the layers' own become views.
+
+    The layers keep their Parameter objects, whose values and shapes do not change, so there is no
+    second copy, and weights loaded in place later are those of the matrix too. Weights that are
+    stored so already keep their matrix, which models with the same parameters then share.
+    """
+    widths = [linear.out_features for linear in linears]
+    parts = joined_weight(linears).split(widths, dim=1)
+    for linear, part in zip(linears, parts, strict=True):
+        linear.weight.data = part.t()
+
+
+def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
+    """The matrix in which `store_joined` has stored these weights, or None."""
+    first = linears[0].weight.detach()
+    width = sum(linear.out_features for linear in linears)
+    inputs = linears[0].in_features
+    strides = (width, 1) if first.device.type == "cpu" else (1, inputs)
+    start = first.untyped_storage().data_ptr()
+    offset = first.storage_offset()
+    for linear in linears:
+        weight = linear.weight.detach().t()
+        if weight.stride() != strides or weight.storage_offset() != offset:
+            return None
+        if weight.untyped_storage().data_ptr() != start:
+            return None
+        offset += linear.out_features * strides[1]
+    return first.as_strided((inputs, width), strides)
+
+
+def joined_layers(block: Block) -> list[list[nn.Linear]]:
+    """The linear layers of a block with softmax attention, by input: of q, k and v, of the output,
+    of gate and up, of down, and of the gate of attention if it has one."""
+    attention = block.mixer
+    mlp = block.mlp
+    groups = [
+        [attention.wq, attention.wk, attention.wv],
+        [attention.wo],
+        [mlp.gate, mlp.up],
+        [mlp.down],
+    ]
+    if attention.wg is not None:
+        groups.append([attention.wg])
+    return groups
+
+
+class JoinedLinear:
+    """Linear layers with the same input as one matrix product, x (B, in) → (B, Σ out)."""
+
+    def __init__(self, linears: Sequence[nn.Linear]):
+        self.weight = joined_weight(linears)
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self.bias = None
+        if biases:
+            self.bias = joined(biases, 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.mm(x, self.weight)
+        return out if self.bias is None else out + self.bias
+
+    def add_to(self, x: Tensor, update: Tensor, multiplier: float) -> Tensor:
+        """Add multiplier · self(update) to x (B, out) in place."""
+        if self.bias is not None:
+            return x.add_(self(update), alpha=multiplier)
+        return x.addmm_(update, self.weight, alpha=multiplier)
+
+
+class PackedNorm:
+    """RMSNorm of x (·, C); PyTorch's on a CPU consists of six operations.
+
+    x·w / √(mean x² + ε) = √C · x·w / hypot(‖x‖, √(C·ε)).
+    """
+
+    def __init__(self, norm: nn.RMSNorm):
+        assert norm.eps is not None
+        self.weight = norm.weight
+        self.eps = norm.eps
+        self.shape = norm.normalized_shape
+        width = self.weight.numel()
+        self._root = math.sqrt(width)
+        self._least = torch.tensor(math.sqrt(width * norm.eps), dtype=self.weight.dtype)
+        self._zero = torch.zeros((), dtype=self.weight.dtype)
+        self._is_fast = self.weight.dtype in PRECISE and self.weight.device.type == "cpu"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._is_fast or x.dtype != self.weight.dtype:
+            weight = self.weight.to(x.dtype)
+            return F.rms_norm(x, self.shape, weight, self.eps)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        size.hypot_(self._least)
+        return torch.addcdiv(
+            self._zero,
+            x * self.weight,
+            size,
+            value=self._root,
+        )
+
+
+def _packed(norm: Norm) -> Norm:
+    return PackedNorm(norm) if isinstance(norm, nn.RMSNorm) else norm
+
+
+class PackedBlock:
+    """A block with softmax attention in passes of one token per row. It uses the block's weights
+    where `store_joined` has stored them, else copies."""
+
+    def __init__(self, block: Block):
+        attention = block.mixer
+        assert isinstance(attention, Attention)
+        self.attention = attention
+        qkv, out, gate_up, down, *gates = joined_layers(block)
+        self.qkv = JoinedLinear(qkv)
+        self.out = JoinedLinear(out)
+        self.gate_up = JoinedLinear(gate_up)
+        self.down = JoinedLinear(down)
+        self.input_norms = [_packed(norm) for norm in block.input_norms]
+        self.output_norms = [_packed(norm) for norm in block.output_norms]
+        self.norms_outputs = block.norm_placement != "input"
+        self.activation = block.mlp.activation
+        self.multiplier = block.residual_multiplier
+        self.scaled = block.scaled
+        self.widths = [linear.out_features for linear in qkv]
+        self.heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+        has_norms = not isinstance(attention.q_norm, nn.Identity)
+        self.has_norms = has_norms or not isinstance(attention.v_norm, nn.Identity)
+        self.gate = JoinedLinear(gates[0]) if gates else None
+
+    def __call__(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: LayerCache,
+    ) -> Tensor:
+        """x (B, C) → (B, C), in place; see `Block.forward`."""
+        normed = self.input_norms[0](x)
+        return self._finish(x, normed, self._attend(normed, step, layer_cache))
+
+    def step(self, x: Tensor, layer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """x (B, C) → (B, C), in place, with attention of a `PreparedLayer`."""
+        normed = self.input_norms[0](x)
+        return self._finish(x, normed, layer(*self._projected(normed), normed))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, D), keys and values (B, G, D) of the normalized input x (B, C)."""
+        attention = self.attention
+        projected = self.qkv(x)
+        if not self.has_norms:
+            by_head = projected.view(len(x), -1, attention.head_dim)
+            q, k, v = by_head.split_with_sizes(self.heads, 1)
+            return q, k, v
+        q, k, v = projected.unsqueeze(1).split_with_sizes(self.widths, 2)
+        q = attention.normalized(attention.q_norm, q).squeeze(2)
+        k = attention.normalized(attention.k_norm, k).squeeze(2)
+        return q, k, attention.v_norm(attention.split(v)).squeeze(2)
+
+    def _finish(self, x: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
+        """The output for the input x (B, C), with its norm, and the heads' outputs (B, H·D)."""
+        if self.gate is not None:
+            mixed = self.attention.gated(mixed, self.gate(normed))
+        if self.norms_outputs:
+            update = self.output_norms[0](self.out(mixed))
+            x = x + update * self.multiplier
+            hidden = self._mlp(self.input_norms[1](x))
+            update = self.output_norms[1](self.down(hidden))
+            return self.scaled(x + update * self.multiplier)
+        x = self.out.add_to(x, mixed, self.multiplier)
+        hidden = self._mlp(self.input_norms[1](x))
+        return self.scaled(self.down.add_to(x, hidden, self.multiplier))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=1)
+        return self.activation(gate).mul_(up)
+
+    def _attend(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: LayerCache,
+    ) -> Tensor:
+        """x (B, C) → the heads' outputs (B, H·D)."""
+        attention = self.attention
+        inputs = x.unsqueeze(1)
+        plan = step.plan.bind(inputs, layer_cache)
+        q, k, v = (part.unsqueeze(2) for part in self._projected(x))
+        k = attention.shifted(k, step, layer_cache)
+        k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
+        views = attention.views(plan, q, k, step, inputs)
+        return attention.weighted(views, v).reshape(len(x), -1)
+
+
+class PlainBlock:
+    """A block without a packed form in passes of one token per row."""
+
+    def __init__(self, block: Block):
+        self.block = block
+
+    def __call__(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: Any,
+    ) -> Tensor:
+        """x (B, C) → (B, C); see `Block.forward`."""
+        return self.block(x.unsqueeze(1), [step], layer_cache).squeeze(1)
+
+
+class PackedModel:
+    """A model in passes of one token per row."""
+
+    def __init__(self, model: Transformer):
+        self.model = model
+        self.blocks = [
+            PackedBlock(block) if isinstance(block.mixer, Attention) else PlainBlock(block)
+            for block in model.layers
+        ]
+        self._norm = PackedNorm(model.norm)
+
+    @staticmethod
+    def supports(model: Transformer) -> bool:
+        """Whether the parameters are not shards (FSDP2)."""
+        # those outside the blocks stay whole between passes
+        return not any(hasattr(weight, "device_mesh") for weight in model.parameters())
+
+    def step(self, chunk: TokenChunk, cache: Any, tokens: Tensor) -> Tensor:
+        """(B, V) logits after the tokens (B,), whose keys are added to the cache."""
+        model = self.model
+        x = model.embed_chunk(model.embed_tokens(tokens[:, None]), chunk).squeeze(1)
+        passes = model.passes(len(x), chunk, cache.advance(chunk.positions))
+        layers = zip(self.blocks, model.layer_schemes, cache.layers, strict=True)
+        for block, (name, _), layer_cache in layers:
+            x = block(x, passes[name], layer_cache)
+        return self.logits(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, C) hidden states → (B, V) logits."""
+        return self.model.logits(self._norm(x))
+
+
+def pack(model: Transformer) -> Transformer:
+    """Store the weights as decoding reads them fastest: weights with the same input in one matrix,
+    which is transposed on a CPU. Parameters keep their names, shapes and values; they become views.
+    Moving, casting or copying the model undoes it.
+
+    Models decode equally fast without it, with a copy of the weights during a generation.
+    """
+    if model.head is not None:
+        store_joined([model.head])
+    for block in model.layers:
+        if isinstance(block.mixer, Attention):
+            for linears in joined_layers(block):
+                store_joined(linears)
+    return model

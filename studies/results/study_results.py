@@ -1,0 +1,303 @@
+"""The table of results of one evaluation of a study in one group of its cells.
+
+Losses and task accuracies have intervals over seeds and units together; with fewer than 3 seeds or
+6 units there are only point estimates. All other metrics are means over seeds. What one seed
+of a variant lacks has no number: a mean over the others only would be biased. The reference of a
+variant is the NLL of the same checkpoints as trained, at the trained length L0 and on the same
+targets.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from errors import StudyError
+from evaluation.reports.diagnostic_report import attention_rows, flat_rows
+from evaluation.reports.loss_report import LossResults, position_rows
+from evaluation.reports.report import ReportedResults
+from evaluation.reports.task_report import task_rows
+from evaluation.results_table import ResultRow
+from evaluation.scoring.methods import TRAINED, name_of
+from evaluation.statistics.intervals import interval, seed_means
+from evaluation.statistics.loss_table import (
+    PRECISION,
+    VariantLosses,
+    VerdictRules,
+    add_levels,
+    add_reach,
+    add_seeds,
+    add_verdicts,
+    is_undertrained,
+)
+from evaluation.tasks.task_analysis import ABOVE_CHANCE
+from studies.results.stored import CONFIDENCE, Group, StoredStudy, title_of
+
+PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping")  # with the loss of units by length
+NOT_ABOVE = "not shown above chance"
+POINT = "points only"
+ROWS = {  # by other protocol: the rows of results.json
+    "tasks": task_rows,
+    "attention": attention_rows,
+    "generation": flat_rows,
+    "by-position": position_rows,
+}
+Results = Mapping[str, dict]  # results.json of one evaluation, by seed
+
+
+def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | None:
+    """The losses of one evaluation; None for another protocol or no results."""
+    results, excluded = study.results(name, group)
+    if not results or results[0][2]["protocol"] not in PROTOCOLS:
+        return None
+    facts = results[0][2]
+    declared = study.declared
+    units = facts["units"]
+    counts = np.array(units["targets"])
+    unigram = facts.get("unigram_unit_nll")
+    unigram = None if unigram is None else float(np.average(unigram, weights=counts))
+    by_seed = {
+        variant.name: {cell.seed: result for each, cell, result in results if each is variant}
+        for variant in study.variants
+    }
+    losses = {
+        variant.name: variant_losses(variant.method, by_seed[variant.name], facts)
+        for variant in study.variants
+    }
+    variants = {v.name: v for v in study.variants if losses[v.name].as_trained is not None}
+    primary = [n for n in declared["lengths"] or facts["lengths"] if n in facts["lengths"]]
+    # Failed cells count: the family follows from the declared study, not from its outcome.
+    judged = [
+        (label, length)
+        for label, own in losses.items()
+        for length in facts["lengths"]
+        if length > facts["trained_length"] and (length not in own.failures or length in own.failed)
+    ]
+    r = LossResults(
+        title=title_of(name, group),
+        place={"evaluation": name, **dict(group)},
+        variants={label: variant.columns for label, variant in variants.items()},
+        noun="scheme",
+        facts={**facts, "targets": sum(units["targets"]), "checkpoint_hash": None},
+        seeds={label: len(losses[label].seeds) for label in variants},
+        lengths=facts["lengths"],
+        unit_kind=units["kind"],
+        units=len(units["names"]),
+        baseline=study.baseline if study.baseline in variants else None,
+        primary=primary,
+        family=max(1, len(judged)),
+        difference_family=max(1, declared["family"] or (len(losses) - 1) * len(primary)),
+        tolerance=declared["tolerance"],
+        confidence=declared["confidence"],
+        unigram=unigram,
+        missing=missing_of(losses, excluded),
+    )
+    allowed = PRECISION * r.tolerance
+    r.imprecise = [
+        variant.name
+        for variant in variants.values()
+        if rounding(variant.method, by_seed[variant.name]) >= allowed
+    ]
+    r.undertrained = [
+        label
+        for label in variants
+        if is_undertrained(float(seed_means(losses[label].as_trained, counts).mean()), unigram)
+    ]
+    for label, variant in variants.items():
+        rules = VerdictRules(
+            r.trained_length,
+            r.tolerance,
+            counts,
+            alpha=1 - r.confidence,
+            family=r.family,
+            has_learned=label not in r.undertrained,
+            is_precise=label not in r.imprecise,
+        )
+        _add_losses(r, label, losses[label], rules)
+        _add_repeated(r, label, variant.method, by_seed[label])
+    if r.baseline:
+        r.truncated = r.table.value(r.baseline, "nll_as_trained", r.trained_length)
+        for label, variant in variants.items():
+            same = variant.scheme == variants[r.baseline].scheme
+            for length in primary if label != r.baseline else ():
+                _add_difference(r, label, losses, length, counts, is_paired=same)
+    return r
+
+
+def variant_losses(method: str, results: Results, facts: dict) -> VariantLosses:
+    """The losses of a variant, of the seeds that were measured as trained at the trained length.
+
+    If one seed has no number at a length, because it failed or was not measured, the others are
+    dropped too: a mean over the successful seeds only would be biased.
+    """
+    rows = {
+        (seed, row["method"], row["length"]): row
+        for seed, result in results.items()
+        for row in result["cells"]
+    }
+    trained = {seed: rows.get((seed, TRAINED, facts["trained_length"]), {}) for seed in results}
+    seeds = [seed for seed, row in trained.items() if row.get("unit_nll") is not None]
+    losses = VariantLosses(seeds=seeds)
+    failed = []
+    for length in facts["lengths"]:
+        own = {}
+        for seed in results:
+            unmeasured = {"failure": f"not measured for seed {seed}", "exists": True}
+            own[seed] = rows.get((seed, method, length), unmeasured)
+        measured = [seed for seed, row in own.items() if row.get("unit_nll") is not None]
+        without = [row for seed, row in own.items() if seed not in measured]
+        if without:
+            losses.failures[length] = without[-1].get("failure") or "no number"
+            if measured:
+                losses.failures[length] += f" (measured for seed {', '.join(measured)})"
+            if measured or any(row.get("exists") for row in without):
+                failed.append(length)
+        elif seeds:
+            losses.nll[length] = unit_values(own[seed] for seed in seeds)
+            bits = [own[seed].get("bits_per_byte") for seed in seeds]
+            if None not in bits:
+                losses.more[length] = {"bits_per_byte": float(np.mean(bits))}
+    losses.failed = failed
+    if seeds:
+        losses.as_trained = unit_values(trained[seed] for seed in seeds)
+    return losses
+
+
+def unit_values(rows: Iterable[dict], metric: str = "unit_nll") -> np.ndarray:
+    """(S, D) mean of each unit, in the given order of seeds."""
+    return np.array([row[metric] for row in rows], dtype=np.float64)
+
+
+def rounding(method: str, results: Results) -> float:
+    """The largest mean difference of bfloat16 from float32 in nats, as trained or under a
+    method."""
+    return max(
+        abs(row.get("bfloat16_minus_float32") or 0.0)
+        for result in results.values()
+        for row in result["cells"]
+        if row["method"] in (method, TRAINED)
+    )
+
+
+def missing_of(
+    losses: Mapping[str, VariantLosses], excluded: Mapping[str, str]
+) -> dict[tuple[str, str], str]:
+    """The lengths without numbers by variant and reason, and the cells that are not comparable."""
+    lengths: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for label, own in losses.items():
+        for length, reason in own.failures.items():
+            lengths[label, reason].append(f"{length:,}")
+    missing = {key: ", ".join(own) for key, own in lengths.items()}
+    return missing | dict.fromkeys(excluded.items(), "all")
+
+
+def _add_losses(r: LossResults, name: str, losses: VariantLosses, rules: VerdictRules) -> None:
+    l0 = r.trained_length
+    level = rules.interval(losses.as_trained, alpha=rules.alpha)
+    r.table.add(name, "nll_as_trained", level, l0)
+    add_seeds(r.table, name, "nll_as_trained", losses, losses.as_trained, rules, l0)
+    if r.unigram is not None:
+        r.table.add(name, "unigram_nll", r.unigram)
+    add_levels(r.table, name, losses, rules)
+    add_verdicts(r.table, name, losses, rules)
+    # Without overlap a longer window also has fewer targets with little context.
+    if r.facts["protocol"] != "non-overlapping" and rules.is_precise:
+        add_reach(r.table, name, losses, rules)
+
+
+def _add_repeated(r: LossResults, name: str, method: str, results: Results) -> None:
+    """NLL and read gain of repeated text by length and distance, of the seeds with the same
+    targets."""
+    targets = r.facts.get("repeated", {}).get("hash")
+    by_place: dict[tuple, list[dict]] = defaultdict(list)
+    for result in results.values():
+        repeated = result.get("repeated", {})
+        for row in repeated.get("cells", ()) if repeated.get("hash") == targets else ():
+            if row["method"] == method:
+                place = (row["length"], row["distance_low"], row["distance_high"])
+                by_place[place].append(row)
+    for (length, low, high), rows in by_place.items():
+        if "unit_targets" not in rows[0]:
+            raise StudyError(
+                "an evaluation of repeated text does not state the targets of each unit; delete "
+                "its results.json in the runs and run study.py again"
+            )
+        counts = np.array(rows[0]["unit_targets"])
+        nll = unit_values(rows)
+        control = unit_values(rows, "unit_control_nll")
+        values = {"repeated_nll": nll, "control_nll": control, "read_gain": control - nll}
+        for metric, each in values.items():
+            mean = interval(each, counts, alpha=1 - r.confidence)
+            r.table.add(name, metric, mean, length, at=low, until=high)
+
+
+def _add_difference(
+    r: LossResults,
+    name: str,
+    losses: Mapping[str, VariantLosses],
+    length: int,
+    counts: np.ndarray,
+    is_paired: bool,
+) -> None:
+    """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
+    ours = losses[name].nll.get(length)
+    theirs = losses[r.baseline].nll.get(length)
+    if ours is None or theirs is None:
+        return
+    level = {"alpha": 1 - r.confidence, "family": r.difference_family}
+    if is_paired:
+        difference = interval(ours - theirs, counts, **level)
+    else:
+        difference = interval(ours, counts, minus=theirs, **level)
+    note = "paired by seed" if is_paired else ""
+    r.table.add(name, "difference", difference, length, note=note)
+
+
+def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults | None:
+    """The results of tasks, attention, generated text or loss by position; None for another
+    protocol or no results."""
+    results, _ = study.results(name, group)
+    first = results[0][2] if results else {}
+    rows_of = ROWS.get(first.get("protocol", ""))
+    if rows_of is None:
+        return None
+    seeds: dict[tuple, list[ResultRow]] = defaultdict(list)
+    units: dict[tuple, list[list[float]]] = defaultdict(list)
+    for variant, _, result in results:
+        for row in rows_of(result):
+            # not the single layers and heads of an evaluation of attention
+            if row.variant == name_of(variant.method) and not row.where.startswith("layer"):
+                row = row._replace(variant=variant.name)
+                seeds[row.place].append(row)
+        for cell in result["cells"]:
+            metric = "accuracy" if "unit_accuracy" in cell else "exact"
+            values = cell.get(f"unit_{metric}")
+            if values and cell["method"] == variant.method:
+                units[variant.name, metric, cell["length"]].append(values)
+    r = ReportedResults(
+        title=title_of(name, group),
+        place={"evaluation": name, **dict(group)},
+        variants={variant.name: variant.columns for variant, *_ in results},
+        noun="scheme",
+        facts=first | {"checkpoint_hash": None},
+    )
+    measured = Counter(variant.name for variant, *_ in results)
+    for rows in seeds.values():
+        if len(rows) < measured[rows[0].variant]:
+            continue
+        mean = float(np.mean([row.value for row in rows]))
+        r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
+    family = max(1, len(study.variants) * len({length for _, _, length in units}))
+    for (variant, metric, length), values in units.items():
+        if len(values) < measured[variant]:
+            continue
+        shares = np.array(values)  # (S, D)
+        # item i is one of unit i mod D
+        counts = np.bincount(np.arange(first["items"]) % shares.shape[1])
+        share = interval(shares, counts, alpha=1 - CONFIDENCE, family=family)
+        word = NOT_ABOVE if math.isfinite(share.low) else POINT
+        if share.low > first["chance"]:
+            word = ABOVE_CHANCE
+        r.table.add(variant, metric, share, length, verdict=word)
+    return r
