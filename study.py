@@ -50,14 +50,17 @@ grid.
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.options import parse_options
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
-from studies.running.study_call import StudyCall
+from studies.study_options import parse_options
+
+if TYPE_CHECKING:
+    from studies.study_run import StudyCall
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,10 +89,11 @@ def claims(options: Namespace) -> int:
     return run_claim(Claim(options.file, options.study), call)
 
 
-def study_call(options: Namespace) -> StudyCall:
+def study_call(options: Namespace) -> "StudyCall":
     # these import torch, which --help and a mistyped setting do not need
     from interop.runs import with_imported_parent
-    from studies.running.workers import gpus
+    from studies.cell_pool import gpus
+    from studies.study_run import StudyCall
 
     options.jobs = options.jobs or max(1, len(gpus()))
     return StudyCall(options, Console(), with_imported_parent)
@@ -97,40 +101,34 @@ def study_call(options: Namespace) -> StudyCall:
 
 def run_study(options: Namespace) -> int:
     """Run the study, or print or submit its commands; returns the exit status."""
-    from studies.running.session import StudySession
+    from studies.study_run import StudyRun
 
     call = study_call(options)
     folder = options.folder
-    session = StudySession(options.study, options.name, folder, call)
-    if options.dry_run:
-        session.dry_run()
-    elif options.list:
-        session.print_commands()
-    elif options.launcher:
-        session.submit()
-    if options.dry_run or options.list or options.launcher:
+    run = StudyRun(options.study, options.name, folder, call)
+    pool = run.run()
+    if pool is None:
         return 0
-    progress, received = session.run()
-    results = session.gather(progress.errors)
+    results = run.gather()
     for line in unfair_comparisons(results["checks"]):
         call.console.warn(line)
     call.console.info(f"results: {folder / RESULTS}")
-    if received is None and any(cell["evaluations"] for cell in results["cells"]):
+    if pool.received is None and any(cell["evaluations"] for cell in results["cells"]):
         print_report(results, folder)
-    return progress.report(received, options.repeat)
+    return pool.report(options.repeat)
 
 
 def stored_results(options: Namespace) -> dict:
     """The results of a study, under its present report settings and variants."""
     study = options.study
     if (options.folder / "runs").is_dir():
-        from studies.running.session import StudySession
+        from studies.study_run import StudyRun
 
         call = study_call(options)
         try:
-            session = StudySession(study, options.name, options.folder, call)
-            session.prepare()
-            return session.gather()
+            run = StudyRun(study, options.name, options.folder, call)
+            run.prepare()
+            return run.gather()
         except UserError as error:  # such as a text that is not here
             call.console.warn(f"the report is of {options.folder / RESULTS} as it is: {error}")
     results = read_results(options.folder)  # also without the runs, as when it was copied alone

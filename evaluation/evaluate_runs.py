@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from data.files import write_text
+from data.files import sha256_of, write_text
 from errors import EvaluationError, printable
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import MeasurementSettings
@@ -16,6 +16,9 @@ from evaluation.reports.report import EvaluationReport
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump
+
+RECORD = "results.json"
+SUMS = "SHA256SUMS"  # of results.json, for `sha256sum --check`
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,15 @@ def run_evaluation(
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
         files = report.write_numbers(folder) if numbers_only else report.write(folder)
         write_text(folder / "settings.yaml", dump(evaluation.settings))
+        write_text(folder / SUMS, f"{sha256_of(folder / RECORD)}  {RECORD}\n")
         return EvaluationOutput(report, folder, files)
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether results.json is as the evaluation has written it, or has no hash, as those of earlier
+    versions."""
+    sums = folder / SUMS
+    return not sums.is_file() or sums.read_text().split()[:1] == [sha256_of(folder / RECORD)]
 
 
 def show(

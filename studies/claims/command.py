@@ -11,7 +11,7 @@ from settings.load import load_settings
 from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
-from studies.running.study_call import StudyCall
+from studies.study_run import StudyCall
 
 CLAIMS = Path("configs/claims")
 COLUMNS = ["claim", "question", "cells", "status", "cost", "left"]
@@ -40,15 +40,14 @@ def run_claims(call: StudyCall) -> int:
         cells = str(claim.record.get("cells", ""))
         if not claim.is_decided:
             try:
-                session = claim.session(call)
+                run = claim.study_run(call)
             except StudyError:  # of this claim, such as a text that is not here
                 absent.append(claim)
             else:
-                work = session.work
-                count = len(session.plans)
-                open_cells = sum(bool(parts) for parts in work.left.values())
-                left[claim.name] = sum(map(work.flops_left, session.plans))
-                cells = f"{count - open_cells} of {count}"
+                commands = run.commands
+                is_done = commands.done.groupby("cell").all()
+                left[claim.name] = commands.flops[~commands.done].sum()
+                cells = f"{is_done.sum()} of {len(is_done)}"
         rows.append([
             claim.name,
             claim.settings.question,
@@ -95,24 +94,17 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
     """Run one claim, or its pilot; returns the exit status."""
     options = call.options
     console = call.console
-    session = claim.session(call, call.options.pilot)
+    run = claim.study_run(call, options.pilot)
     if not options.pilot:
         claim.check_frozen()
         claim.check_power(console)
-    if options.dry_run:
-        session.dry_run()
+        if not options.dry_run:
+            claim.freeze()
+    pool = run.run()
+    if pool is None:
         return 0
-    if not options.pilot:
-        claim.freeze()
-    if options.list:
-        session.print_commands()
-        return 0
-    if options.launcher:
-        session.submit()
-        return 0
-    progress, received = session.run()
-    results = session.gather(progress.errors)
-    status = progress.report(received, options.repeat)
+    results = run.gather()
+    status = pool.report(options.repeat)
     if not options.pilot:
         _print_verdict(claim, results, console)
     elif is_complete(results):

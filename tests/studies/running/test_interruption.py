@@ -1,6 +1,5 @@
 """A study that is killed, stopped or run concurrently gives the same results."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,7 +9,7 @@ import pytest
 
 from data.files import locked
 from run_directory.run import HOLDER
-from studies.running.runner import _error
+from studies.cell_pool import add_time, errors_of, read_times
 from tests.files import results_of
 from tests.processes import wait_until
 from tests.studies.forks import call, start
@@ -86,9 +85,11 @@ def test_a_cell_that_is_killed_does_not_stop_the_others(write_study, tmp_path):
     assert cells[0]["error"].startswith("ended by SIGKILL")
 
 
-def test_errors_of_a_cell_are_those_in_its_log():
-    assert _error(1, ["error: a: x", "step 3", "error: b: y"]) == "a: x; b: y"
-    assert _error(3, []) == "ended with status 3"
+def test_errors_of_a_cell_are_those_of_its_last_worker(tmp_path):
+    lines = [("a", "x: 1", "x", "t1"), ("b", "y: 2", "y", "t1"), ("a", "", "x", "t2")]
+    for line in [*lines, ("b", "z: 3", "z", "t1"), ("c", "killed", "", "")]:
+        add_time(tmp_path, *line)
+    assert errors_of(read_times(tmp_path)) == {"b": "y: 2; z: 3", "c": "killed"}
 
 
 def test_cells_that_do_not_fit_into_the_time_are_left(
@@ -97,8 +98,8 @@ def test_cells_that_do_not_fit_into_the_time_are_left(
     """By the rate of the cells that are done."""
     folder = tmp_path / "study"
     shutil.copytree(whole, folder)
-    line = {"cell": CELL, "part": "training", "wall": 7200, "cpu": 1}
-    (folder / "times.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "times.jsonl").unlink()
+    add_time(folder, CELL, "", "training", "t", wall=7200, cpu=1)
     words = [write_study(tokens=TOKENS), "--run-dir", folder, "--hours", 1]
     assert call(monkeypatch, *words) == 0
     assert "1 done, 3 left for later" in capsys.readouterr().err

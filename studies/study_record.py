@@ -3,51 +3,43 @@
 import hashlib
 import json
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data.files import read_object, write_json
-from model import Transformer
 from run_directory.checkpoints import Checkpoint
 from run_directory.metrics_file import read_metrics
+from run_directory.position_overrides import meta_model
 from run_directory.run import MANIFEST
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
+from studies.cell_pool import errors_of, read_times
+from studies.planned_cells import PlannedCell
 from studies.results.stored import RESULTS, SCHEME
-from studies.running.commands import TRAINING, evaluation_results, last_checkpoint
-from studies.running.plan import PlannedCell
 from studies.study_settings import StudySettings
 
-TIMES = "times.jsonl"  # a line for each command that ran: its cell, part and seconds
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
 # equal: the same batches
 SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 
 
-def gather(
-    study: StudySettings,
-    name: str,
-    folder: Path,
-    plans: Sequence[PlannedCell],
-    errors: Mapping[str, str] | None = None,
-) -> dict:
+def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[PlannedCell]) -> dict:
     """Write results.json from the run directories of all cells, and return it.
 
-    Apart from `timing` it depends on the run directories only, and on `errors`: of the cells that
-    ended in this call. A cell that did not run keeps its earlier error.
+    Apart from `timing` it depends on the run directories only, and on the errors of the cells that
+    are not done. Times that only an earlier results.json has are kept.
     """
-    earlier = []
-    if (folder / RESULTS).is_file():
-        earlier = read_object(folder / RESULTS)["cells"]
-    known = {cell["id"]: cell["error"] for cell in earlier} | dict(errors or {})
+    times = read_times(folder)
+    errors = errors_of(times)
+    earlier = read_object(folder / RESULTS)["cells"] if (folder / RESULTS).is_file() else []
     timings = {cell["id"]: cell["timing"] for cell in earlier}
-    for cell, lines in read_times(folder).items():
-        timings[cell] = {f"{clock}_seconds": _sums(lines, clock) for clock in ("wall", "cpu")}
-    entries = [_entry(plan, known.get(plan.id), timings.get(plan.id, {})) for plan in plans]
+    for cell, own in times[times.part != ""].groupby("cell"):
+        sums = own.groupby("part", sort=False)[["wall", "cpu"]].sum().round(2)
+        timings[cell] = {f"{clock}_seconds": sums[clock].to_dict() for clock in sums}
+    entries = []
+    for cell in cells:
+        entries.append(entry_of(cell, errors.get(cell.id), timings.get(cell.id, {})))
     results = {
         "format": 1,
         "name": name,
@@ -59,65 +51,42 @@ def gather(
     return results
 
 
-def read_times(folder: Path) -> dict[str, list[dict]]:
-    """The seconds of every command that ran, interrupted ones included, by cell."""
-    times = defaultdict(list)
-    if (folder / TIMES).is_file():
-        for line in (folder / TIMES).read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            times[record["cell"]].append(record)
-    return times
-
-
-def _entry(plan: PlannedCell, error: str | None, timing: dict[str, Any]) -> dict[str, Any]:
+def entry_of(cell: PlannedCell, error: str | None, timing: dict[str, Any]) -> dict[str, Any]:
     """A cell as in results.json."""
     timing = {"wall_seconds": {}, "cpu_seconds": {}} | timing
     entry = {
-        "id": plan.id,
-        "axes": plan.cell.axes,
+        "id": cell.id,
+        "axes": cell.cell.axes,
         "status": "failed" if error else "pending",
         "error": error,
         "training": None,
         "timing": timing,
         "evaluations": {},
     }
-    checkpoint = last_checkpoint(plan)
+    checkpoint = cell.last_checkpoint()
     if checkpoint is None:
         return entry
-    lines = read_metrics(plan.run / "metrics.jsonl")
-    manifest = read_object(plan.run / MANIFEST)
-    entry["training"] = _training(plan, checkpoint, manifest, lines)
-    timing |= _timing(plan, manifest, lines)
-    for evaluation in plan.evaluations:
-        results = evaluation_results(plan, evaluation, checkpoint)
+    lines = read_metrics(cell.run / "metrics.jsonl")
+    manifest = read_object(cell.run / MANIFEST)
+    entry["training"] = _training(cell, checkpoint, manifest, lines)
+    timing |= _timing(cell, manifest, lines)
+    for evaluation in cell.evaluations:
+        results = cell.results(evaluation, checkpoint)
         if results is not None:
             kept = {key: value for key, value in results.items() if key not in VOLATILE}
             if "checkpoint" in kept:  # an absolute path
-                kept["checkpoint"] = f"runs/{plan.id}"
+                kept["checkpoint"] = f"runs/{cell.id}"
             entry["evaluations"][evaluation.name] = kept
-    if len(entry["evaluations"]) == len(plan.evaluations):
+    if len(entry["evaluations"]) == len(cell.evaluations):
         entry |= {"status": "done", "error": None}
     return entry
 
 
-def _sums(times: Sequence[dict], clock: str) -> dict[str, float]:
-    """Seconds of each part: of all attempts of the training, of the last one of an evaluation."""
-    sums: dict[str, float] = {}
-    for line in times:
-        part = line["part"]
-        earlier = sums.get(part, 0.0) if part == TRAINING else 0.0
-        sums[part] = round(earlier + line[clock], 2)
-    return sums
-
-
 def _training(
-    plan: PlannedCell,
-    checkpoint: Checkpoint,
-    manifest: dict,
-    lines: list[dict],
-) -> dict:
+    cell: PlannedCell, checkpoint: Checkpoint, manifest: dict, lines: list[dict]
+) -> dict[str, Any]:
     """Results of training, which do not depend on the machine."""
-    settings = plan.settings
+    settings = cell.settings
     steps = [line for line in lines if line["kind"] == "train"]
     tokens = settings.trained_tokens
     flops = flops_of(settings, manifest["vocab_size"])
@@ -126,7 +95,7 @@ def _training(
     if batches and all(batches):
         order = hashlib.sha256(json.dumps(batches).encode()).hexdigest()
     return {
-        "run": f"runs/{plan.id}",
+        "run": f"runs/{cell.id}",
         "tokens": tokens,
         "steps": settings.steps,
         "parameters": manifest.get("parameters"),
@@ -143,16 +112,16 @@ def _training(
     }
 
 
-def _timing(plan: PlannedCell, manifest: dict, lines: list[dict]) -> dict:
+def _timing(cell: PlannedCell, manifest: dict, lines: list[dict]) -> dict[str, Any]:
     """What depends on the machine."""
     rates = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
     rate = statistics.median(rates) if rates else None
     attempts = manifest.get("attempts") or [{}]
+    memory = max((line.get("peak_memory_bytes", 0) for line in lines), default=0)
     return {
-        "seconds": plan.settings.trained_tokens / rate if rate else None,
+        "seconds": cell.settings.trained_tokens / rate if rate else None,
         "tokens_per_second": rate,
-        "peak_memory_bytes": max((line.get("peak_memory_bytes", 0) for line in lines), default=0)
-        or None,
+        "peak_memory_bytes": memory or None,
         "machine": attempts[-1].get("machine"),
         "attempts": len(attempts),
     }
@@ -164,10 +133,7 @@ def flops_of(settings: RunSettings, vocab_size: int) -> float:
     ends = [*(stage.start for stage in stages[1:]), settings.steps]
     total = 0.0
     for stage, end in zip(stages, ends, strict=True):
-        with torch.device("meta"):
-            model = Transformer(
-                stage.model, vocab_size, settings.train_length, settings.original_length
-            )
+        model = meta_model(settings.model_copy(update={"model": stage.model}), vocab_size)
         tokens = settings.tokens_after(end) - settings.tokens_after(stage.start)
         total += tokens * float(model.flops_per_token(stage.length))
     return total
