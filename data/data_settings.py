@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
 from data.sampling.positions import PlainPositions, PositionsSettings
-from data.tasks import SymbolTaskSettings, TextTaskSettings
+from data.tasks import CoupledTask, SymbolTaskSettings, TextTaskSettings
 from data.tasks.retrieval import PasskeyTask
 from data.tasks.strings import CopyTask
 from data.text_settings import StdlibSource, TextSource
@@ -161,14 +161,32 @@ class DataSettings(StrictSettings):
         return isinstance(self.source, SymbolSource)
 
     @property
+    def text_source(self) -> TextSource | TaskSource:
+        """`source`, of data that are text."""
+        assert not isinstance(self.source, SymbolSource)
+        return self.source
+
+    @property
+    def symbol_source(self) -> SymbolSource:
+        """`source`, of data that are generated."""
+        assert isinstance(self.source, SymbolSource)
+        return self.source
+
+    @property
+    def coupled_task(self) -> CoupledTask | None:
+        """The task that gives the positions of its items; None if they have plain positions."""
+        task = self.symbol_source.task if self.is_generated else None
+        return task if isinstance(task, CoupledTask) and task.has_positions else None
+
+    @property
     def gives_positions(self) -> bool:
         """Whether a task gives the positions of its items."""
-        return isinstance(self.source, SymbolSource) and self.source.task.has_positions
+        return self.coupled_task is not None
 
     def position_end(self, length: int) -> int:
         """1 + the largest possible position, rounded up, in texts of `length` tokens."""
-        if self.gives_positions:
-            return self.source.task.position_end(self.source.bounds[1], training=True)
+        if (task := self.coupled_task) is not None:
+            return task.position_end(self.symbol_source.bounds[1], training=True)
         return self.positions.position_end(length)
 
     def check(self, length: int) -> None:
@@ -191,10 +209,11 @@ class DataSettings(StrictSettings):
             )
         if self.is_generated and (self.mixture or self.valid_source is not None):
             raise ValueError("data.source.name=symbols excludes data.mixture and data.valid_source")
-        if self.gives_positions and self.positions.name != "plain":
+        task = self.coupled_task
+        if task is not None and self.positions.name != "plain":
             raise ValueError(
                 f"data.positions.name={self.positions.name} would replace the positions of "
-                f"data.source.task.positions={self.source.task.positions}; set one of them to plain"
+                f"data.source.task.positions={task.positions}; set one of them to plain"
             )
         return self
 

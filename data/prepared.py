@@ -13,6 +13,7 @@ from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
 from data.text_settings import PreparedSource
 from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, saved_settings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import DataError
 
 # the settings that specify text, for messages
@@ -55,7 +56,11 @@ class PreparedData:
 
     def facts(self) -> dict[str, Any]:
         """What the manifest of a run records about its data."""
-        facts = {"data": str(self.folder), "data_hash": self.hash, "valid_hash": self.valid_hash}
+        facts: dict[str, Any] = {
+            "data": str(self.folder),
+            "data_hash": self.hash,
+            "valid_hash": self.valid_hash,
+        }
         if self.others:
             facts["mixture"] = [str(text.folder) for text in self.others]
         return facts
@@ -124,14 +129,16 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
     Where the text is missing, as on another machine, it is the finished folder of `data.root` that
     was prepared with these settings. Raises DataError where there is none, or more than one.
     """
-    sources = [open_source(settings.source, place)]
+    sources = [open_source(settings.text_source, place)]
     if settings.valid_source is not None:
         sources.append(open_source(settings.valid_source, VALID))
     facts = {"format": FORMAT, "settings": settings.model_dump(exclude=USE)}
     try:
         facts["sources"] = [source.fingerprint() for source in sources]
         if getattr(settings.tokenizer, "model", None) is not None:
-            facts["model"] = given_tokenizer(settings.tokenizer).hash
+            given = given_tokenizer(settings.tokenizer)
+            assert given is not None
+            facts["model"] = given.hash
     except DataError:
         folders = _folders_prepared_with(settings)
         if len(folders) != 1:
@@ -220,4 +227,8 @@ def expected_vocabulary(settings: DataSettings) -> int:
     """
     if items := generated(settings):
         return items.tokenizer.vocab_size
-    return (given_tokenizer(settings.tokenizer) or settings.tokenizer).vocab_size
+    tokenizer = settings.tokenizer
+    if (given := given_tokenizer(tokenizer)) is not None:
+        return given.vocab_size
+    assert isinstance(tokenizer, SentencePieceSettings | HuggingFaceSettings)
+    return tokenizer.vocab_size

@@ -175,7 +175,7 @@ class TokenStore:
         name = self._tokens_file(shard)
         facts = self._shards[shard]["files"][name]
         self._check_size(name, facts["bytes"])
-        self._check_hash(name, hashlib.sha256(self._map(shard)).hexdigest(), facts["sha256"])
+        self._check_hash(name, hashlib.sha256(self._map(shard).data).hexdigest(), facts["sha256"])
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import TypeAdapter
@@ -135,9 +136,10 @@ class EvaluatedModel:
                     absent[label, length] = f"its positions end after {limit} tokens"
         for length, end in lengths.items():
             if refuse and all((label, length) in absent for label in limits):
+                most = max(limit for limit in limits.values() if limit is not None)
                 raise EvaluationError(
                     f"length {length} requires {end} positions, and {', '.join(limits)} have at "
-                    f"most {max(limits.values())}; shorten lengths, or add a method that extends "
+                    f"most {most}; shorten lengths, or add a method that extends "
                     "the positions (--matrix tries all). "
                     f"{legal_overrides(self.settings.model)}".rstrip()
                 )
@@ -175,7 +177,7 @@ class EvaluatedRun:
         device: torch.device,
         console: Console,
         dtype: str = "float32",
-        weights: str | None = None,
+        weights: Literal["ema", "last"] | None = None,
     ) -> "EvaluatedRun":
         """Read and verify a checkpoint, in float32 (float64 if it is stored or evaluated so)."""
         run = Run.open(folder)

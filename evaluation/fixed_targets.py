@@ -110,7 +110,7 @@ def by_length(
     if wide.isna().any(axis=None):
         raise ValueError("the NLL of some targets is missing at some lengths, or NaN")
     grouped = wide.groupby(level=unit)
-    sums = grouped.sum()
+    sums = grouped.agg("sum")
     counts = grouped.size().to_numpy()
     rows = []
     for length in sums:

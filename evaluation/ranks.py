@@ -142,7 +142,9 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
                 dist.new_group([*range(start, start + context)], timeout=GATHER_TIMEOUT)
                 for start in range(0, world, context)
             ]
-            shard = ContextShard.of(groups[rank // context])
+            own = groups[rank // context]
+            assert isinstance(own, dist.ProcessGroup)
+            shard = ContextShard.of(own)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         yield EvaluationRanks(rank, world, local_rank, local_world, shard)

@@ -55,6 +55,19 @@ class ResultRow(NamedTuple):
         return (self.variant, self.metric, self.length, self.where, self.at, self.seed)
 
     @property
+    def inputs(self) -> int:
+        """`length`, of a row that has one."""
+        assert self.length is not None
+        return self.length
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`at` and `until`, of a row that has both."""
+        assert self.at is not None
+        assert self.until is not None
+        return self.at, self.until
+
+    @property
     def negated(self) -> "ResultRow":
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 

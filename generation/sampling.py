@@ -95,7 +95,7 @@ class SamplingParams:
             before = largest.cumsum(-1) - largest
             if size < vocab_size and (before[:, -1] >= self.top_p).all():
                 break
-        return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
+        return largest.masked_fill(before.ge(self.top_p), math.inf).amin(-1, keepdim=True)
 
     def choose(
         self,

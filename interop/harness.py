@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
-from lm_eval.models.huggingface import HFLM
+from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports] an extra
 from transformers import PreTrainedTokenizerFast
 
 from errors import InteropError

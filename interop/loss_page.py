@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from data import PreparedData
 from errors import InteropError, UserError
 from evaluation.scoring.methods import TRUNCATE, compatible_methods
 from generation.text_stream import TextStream
@@ -23,6 +24,7 @@ LOOPBACK = ("127.0.0.1", "localhost")
 MAX_BODY = 1 << 20  # bytes of a request
 LENGTHS = 16  # the default maximum length is this multiple of the trained length
 MAX_NLL = 9999.0  # of an impossible token; JSON has no infinity
+ANY_TEXT = "Once upon a time"  # shown for a run without held-out text
 HTML = Path(__file__).with_name("loss_page.html")
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src "
@@ -70,13 +72,16 @@ class LossPage:
         length = 2 * self.run.settings.train_length
         ids = []
         try:
-            store = Run(self.run.folder).open_data().valid
+            data = Run(self.run.folder).open_data()
+            if not isinstance(data, PreparedData):
+                return ANY_TEXT
+            store = data.valid
             for i in range(store.n_documents):
                 ids += store.document(i)[: length - len(ids)].tolist()
                 if len(ids) == length:
                     break
         except (UserError, OSError):
-            return "Once upon a time"
+            return ANY_TEXT
         return self.run.tokenizer.decode(ids)
 
     def score(self, text: str, methods: Sequence[str]) -> dict[str, Any]:

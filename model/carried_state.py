@@ -68,11 +68,12 @@ class CarriedState:
 
     def __init__(self, settings: ModelSettings, before: dict[str, Tensor]):
         kinds = settings.resolved_kinds
-        self._kept = {
-            name: kind.position.window - 1
-            for name, kind in kinds.items()
-            if MIXERS[kind.mixer.name][1].has_attention_weights
-        }
+        self._kept: dict[str, int] = {}
+        for name, kind in kinds.items():
+            if MIXERS[kind.mixer.name][1].has_attention_weights:
+                window = kind.position.window
+                assert window is not None
+                self._kept[name] = window - 1
         self._kinds = list(kinds)
         self._before = before
         self._positions: dict[str, Tensor] = {}

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed._functional_collectives import all_reduce, all_to_all_single, wait_tensor
+from torch.distributed.distributed_c10d import GroupName
 
 from errors import ModelError
 from model.attention.mask import joined
@@ -44,7 +45,7 @@ class ContextShard:
 
     rank: int
     size: int
-    group: str
+    group: GroupName
     chunks_per_rank: int = 2
     on_gloo: tuple[str, ...] = ()
 

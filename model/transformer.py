@@ -383,11 +383,13 @@ class Transformer(nn.Module):
                 the last layer.
         """
         last = len(self.layers) - 1
-        # all layers know a sharded window
-        is_whole = cache is None or isinstance(cache, ShardedWindow)
+        if cache is None or isinstance(cache, ShardedWindow):
+            layer_caches = [cache] * len(self.layers)  # all layers know a sharded window
+        else:
+            layer_caches = cache.layers
         for i, block in enumerate(self.layers):
             name, _ = self.layer_schemes[i]
-            layer_cache = cache if is_whole else cache.layers[i]
+            layer_cache = layer_caches[i]
             hook = None if hooks is None else hooks[i]
             x = block(x, passes_of(name, i == last), layer_cache, hook)
         return self.norm(x)

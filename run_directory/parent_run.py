@@ -219,7 +219,7 @@ def with_table_length(
     extended = {}
     for name, kind in parent.resolved_kinds.items():
         new = schemes.get(name)
-        if hasattr(new, "extend") and hasattr(kind.position, "max_length"):
+        if new is not None and hasattr(new, "extend") and hasattr(kind.position, "max_length"):
             extended[name] = new.model_copy(update={"max_length": length(new, kind.position)})
     return model.with_positions(schemes | extended) if extended else model
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
-from data import DataError, DataSettings, prepared_folder
+from data import DataError, DataSettings, PreparedData, prepared_folder
 from data.generated import generated
 from data.preparation.prepare import prepare
 from data.preparation.summary import show
@@ -65,6 +65,7 @@ def main() -> None:
         raise DataError("data.source.name=symbols: items are generated in training; train on them")
     old = (prepared_folder(settings.data) / "prepared.json").is_file()
     prepared = prepare(settings.data, console, workers=options.workers)
+    assert isinstance(prepared, PreparedData)
     if old:  # for a new one, prepare() has printed the tables
         show(prepared.summary, console)
     print(prepared.folder)

@@ -194,8 +194,8 @@ def _description(cls: type[BaseModel], key: str) -> str:
     default = None if field.is_required() else default_of(field)
     if isinstance(default, float):
         details.append(f"default {default:g}")
-    elif accepts.choices and hasattr(default, "name"):
-        details.append(f"default {default.name}")
+    elif accepts.choices and (name := getattr(default, "name", None)) is not None:
+        details.append(f"default {name}")
     elif not field.is_required() and not isinstance(default, (BaseModel, dict)):
         value = list(default) if isinstance(default, tuple) else default
         details.append(f"default {show(value, 1000)}")

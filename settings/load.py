@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,7 +64,7 @@ def setting_before_validation(arguments: Sequence[str], key: str) -> object:
     return SettingsLayers(arguments).tree.get(key)
 
 
-def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]:
+def dropped_settings(settings: StrictSettings, arguments: Sequence[str]) -> list[str]:
     """A warning for each value in a file that a later choice by name dropped, where setting it
     after that choice would change the settings."""
     layers = SettingsLayers(arguments)
@@ -93,10 +94,10 @@ def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]
 
 def _at(settings: object, path: Sequence[str]) -> Any:
     """The value at a path below some settings; None where there is none."""
+    value: Any = settings
     for key in path:
-        is_mapping = isinstance(settings, dict)
-        settings = settings.get(key) if is_mapping else getattr(settings, str(key), None)
-    return settings
+        value = value.get(key) if isinstance(value, dict) else getattr(value, str(key), None)
+    return value
 
 
 def is_override(argument: str) -> bool:
@@ -141,11 +142,11 @@ class SettingsLayers:
         self.written: dict[tuple, tuple[object, str]] = {}
         self._overrides: list[tuple[tuple, str]] = []
         files, overrides = split_arguments(arguments)
-        steps = [(self._apply_file, Path(file)) for file in files]
-        steps += [(self._apply_override, override) for override in overrides]
-        for apply, argument in steps:
+        steps = [partial(self._apply_file, Path(file)) for file in files]
+        steps += [partial(self._apply_override, override) for override in overrides]
+        for apply in steps:
             try:
-                apply(argument)
+                apply()
             except ConfigError as error:
                 self.problems.append(str(error))
 

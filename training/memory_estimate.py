@@ -71,7 +71,8 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
 
 def block_parameters(model: Transformer) -> int:
     """The number of parameters of one layer."""
-    return sum(p.numel() for p in model.layers.parameters()) // model.settings.layers
+    count = sum(p.numel() for block in model.layers for p in block.parameters())
+    return count // model.settings.layers
 
 
 def matrices(model: Transformer) -> int:

@@ -155,7 +155,7 @@ class Parallel(ProcessGroup):
         shard(model, self.device, self.world, self.autocast_dtype)
         return model
 
-    def no_sync(self, wrapped: nn.Module, enabled: bool = True) -> AbstractContextManager:
+    def no_sync(self, wrapped: nn.Module, enabled: bool) -> AbstractContextManager:
         """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces
         them.
 

@@ -66,10 +66,10 @@ class TrainingRun:
         self,
         options: Namespace,
         requests: StopRequests,
-        make_parallel: Callable[..., Parallel] = Parallel,
+        make_parallel: Callable[..., Any] = Parallel,
     ):
         """Read the settings, join the other processes, and check what can be checked without
-        data."""
+        data. `make_parallel`: of the processes, or of stand-ins for a plan, which cannot `open`."""
         self.options = options
         self.requests = requests
         given = Path(options.run_dir) if options.run_dir else None
@@ -79,7 +79,7 @@ class TrainingRun:
         # The initial state of torch's generator is random and saved in checkpoints: a fixed seed
         # makes the checkpoints of equal runs equal.
         torch.manual_seed(settings.seed)
-        self.parallel = make_parallel(t)
+        self.parallel: Parallel = make_parallel(t)
         self.device = self.parallel.device
         self.settings, self.folder = resolve_precision(
             settings,

@@ -255,7 +255,9 @@ class TrainState:
         stored = read_like(checkpoint.folder, "optimizer", named_weights(self.model))
         generators = {key: stored.pop(key) for key in list(stored) if key.startswith("generator/")}
         carried = {key: stored.pop(key) for key in list(stored) if key.startswith(f"{CARRIED}/")}
-        for key, rows in carried.items() if self.carried is not None else ():
+        for key, rows in carried.items():
+            if self.carried is None:
+                break
             own = rows.chunk(parallel.world)[parallel.rank]
             self.carried[key.partition("/")[2]] = own.to(self.model.embed.weight.device)
         self.optimizer.load(stored)

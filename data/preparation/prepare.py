@@ -164,7 +164,7 @@ class _Preparation:
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings
-        sources = {"text": (open_source(s.source, self.place), s.max_bytes)}
+        sources = {"text": (open_source(s.text_source, self.place), s.max_bytes)}
         if s.valid_source is not None:
             sources["held"] = (open_source(s.valid_source, VALID), None)
         spools = {}
@@ -231,6 +231,7 @@ class _Preparation:
         training: dict[str, Any] = {}
         tokenizer = given_tokenizer(settings)
         if tokenizer is None:
+            assert isinstance(settings, SentencePieceSettings | HuggingFaceSettings)
             tokenizer, training = self._train_tokenizer(settings)
         tokenizer.save(place)
         write_json(card, training)

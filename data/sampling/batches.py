@@ -360,7 +360,8 @@ class ItemSampler:
         index = self._index(step, step + 1)
         # All ranks generate all items, as the loss is normalized by their number of targets.
         rows = self.items.rows(index, self.plan.at(step).length)
-        own = ItemRows(*(None if x is None else x[mine] for x in rows))
+        position = None if rows.position is None else rows.position[mine]
+        own = ItemRows(rows.inputs[mine], rows.targets[mine], position, rows.count[mine])
         number = np.arange(len(index))[mine]
         return make_batch(
             own.inputs,

@@ -15,7 +15,7 @@ from data.sampling.positions import (
     PositionedTokens,
 )
 from data.sampling.random_draws import NamedDraws, below, bits, key_of
-from data.tasks import SymbolItem, SymbolTask
+from data.tasks import CoupledTask, SymbolItem, SymbolTask
 from data.tokenizers.tokenizer import BEGIN, SymbolTokenizer
 
 
@@ -102,6 +102,7 @@ class SymbolItems:
     def _shifted(self, index: int, item: SymbolItem) -> np.ndarray:
         """The positions of an item; in training, those above 0 begin at random."""
         positions = np.array(item.positions)
+        assert isinstance(self.task, CoupledTask)
         most = self.task.max_position
         if self.is_training and most is not None:
             room = most - int(positions.max()) + 1

@@ -6,6 +6,7 @@ the numpy version or on the order of calls.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
     return shuffled(index, n, [np.uint64(word) for word in words])
 
 
-def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
+def shuffled(index: np.ndarray, n: int, keys: Sequence[np.ndarray | np.uint64]) -> np.ndarray:
     """Apply permutations of 0 ... n-1 to indices. Equal keys select the same permutation. Returns
     int64.
 
@@ -75,7 +76,7 @@ def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
     Args:
         index: int64, any shape.
         n: size of the permutations.
-        keys: ROUNDS arrays of uint64 that broadcast to the shape of `index`.
+        keys: ROUNDS numbers or arrays of uint64 that broadcast to the shape of `index`.
     """
     bit_count = max(n - 1, 1).bit_length()
     half = (bit_count + 1) // 2

@@ -168,12 +168,12 @@ class Files(Source):
         self.check()
         table = {}
         for line, record in enumerate(_json_lines(path, self.most), start=1):
-            is_named = isinstance(record, dict) and isinstance(record.get("file"), str)
-            if not is_named or key not in record:
+            named = record if isinstance(record, dict) else {}
+            if not isinstance(named.get("file"), str) or key not in named:
                 raise DataError(
                     f"{path} line {line}: no JSON object with the keys 'file' and {key!r}"
                 )
-            table[record["file"]] = str(record[key])
+            table[named["file"]] = str(named[key])
         return table
 
 

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from data.sampling.random_draws import NamedDraws
 from data.tokenizers.tokenizer import END
@@ -120,8 +120,13 @@ class CoupledTask(SymbolTask):
         return self.max_position + 1
 
 
-@cache
 def example(task: SymbolTask, length: int) -> SymbolItem:
     """An item, as long as all items of this length. Raises DataError if there are none."""
+    hashable: Any = task  # pydantic hashes immutable settings, which type checkers do not see
+    return _example(hashable, length)
+
+
+@cache
+def _example(task: SymbolTask, length: int) -> SymbolItem:
     task.check([length])
     return task.make(NamedDraws("any"), length)

@@ -46,7 +46,9 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 def given_tokenizer(settings: TokenizerSettings) -> Tokenizer | None:
     """The tokenizer that the settings name; None if it is to be trained. Raises DataError."""
     if isinstance(settings, SentencePieceSettings | HuggingFaceSettings):
-        return settings.model and load_tokenizer_file(settings.model, settings.name)
+        if settings.model is None:
+            return None
+        return load_tokenizer_file(settings.model, settings.name)
     return ByteTokenizer()
 
 

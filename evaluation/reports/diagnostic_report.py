@@ -361,7 +361,7 @@ def generation_cells(result: GenerationResult) -> Iterator[dict]:
 def generation_verdict(r: ReportedResults) -> str:
     """How much the text repeats itself where the evaluation ends."""
     rows = r.table.select("repeated_4", where=None)
-    last = max((row.until for row in rows), default=0)
+    last = max((row.bounds[1] for row in rows), default=0)
     parts = [f"{row.variant}, {row.where} {row.value:.0%}" for row in rows if row.until == last]
     return f"4-grams repeated up to {last:,} tokens: {'; '.join(parts)}."
 
@@ -383,7 +383,7 @@ def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:
         TEXT,
         lambda measure: renamed(r.table.select(measure, name, where=None), lambda row: row.where),
         styles_of(sources, REAL),
-        LengthAxis(edges, [r.trained_length], lambda row: (row.at + row.until) / 2),
+        LengthAxis(edges, [r.trained_length], lambda row: sum(row.bounds) / 2),
         text,
         x="position, tokens (log scale)",
     )

@@ -239,7 +239,9 @@ def page(text: str, folder: Path) -> str:
     html = re.sub(ends, r'<span class="ends"> \1</span>', html)
     head, *sections = re.split(r"(?=<h2 )", html)
     nav = f'<nav aria-label="Sections"><ul>{"".join(links)}</ul></nav>'
-    title = escape(tokens[1].children[0].content)
+    heading = tokens[1].children
+    assert heading is not None
+    title = escape(heading[0].content)
     body = [head, nav, *(f"<section>\n{section}</section>" for section in sections)]
     css = CSS.read_text(encoding="utf-8")
     return PAGE.format(title=title, css=css, body="\n".join(body))

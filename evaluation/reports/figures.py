@@ -139,7 +139,8 @@ class Curve:
             axes.errorbar(
                 np.asarray(self.x)[wide],
                 np.asarray(self.y)[wide],
-                **{"xerr" if self.across else "yerr": ends[:, wide]},
+                xerr=ends[:, wide] if self.across else None,
+                yerr=None if self.across else ends[:, wide],
                 fmt="none",
                 color=self.color,
                 elinewidth=1.0,
@@ -349,7 +350,7 @@ def styles_of(
     """
     colored = [name for name in names if name != ink]
     if len(colored) > len(COLOURS):
-        last = {row.variant: (-row.length, row.value) for row in rows if not row.seed}
+        last = {row.variant: (-row.inputs, row.value) for row in rows if not row.seed}
         colored.sort(key=lambda name: last.get(name, (0, math.inf)))
         # the last color is the grey of the remaining lines
         colored = colored[: len(COLOURS) - 1]
@@ -638,11 +639,12 @@ def heat_map(
     def draw(axes: Axes) -> None:
         shades = np.full((len(places), len(lengths)), np.nan)
         for row in rows:
-            at = (places.index(row.at), lengths.index(row.length))
-            shades[at] = row.value
+            y = places.index(row.at)
+            x = lengths.index(row.length)
+            shades[y, x] = row.value
             color = "white" if row.value < 0.5 else INK
             text = f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})"
-            axes.text(*at[::-1], text, fontsize=7.5, color=color, ha="center", va="center")
+            axes.text(x, y, text, fontsize=7.5, color=color, ha="center", va="center")
         axes.imshow(shades, SHADES, vmin=0, vmax=1, aspect="auto", origin="lower")
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])

@@ -199,7 +199,7 @@ def gains(r: LossResults) -> ReportTable:
     bound = f"{r.tolerance:g} nats"
     return pivot(
         "Net gain over truncation at shorter lengths",
-        [row for name in r.names for row in r.beyond(name) if row.length < r.lengths[-1]],
+        [row for name in r.names for row in r.beyond(name) if row.inputs < r.lengths[-1]],
         write,
         index={r.noun: lambda row: row.variant},
         note=f"Broken: the upper end is below −{bound}. Held: the one-sided 97.5% lower bound is "
@@ -261,8 +261,9 @@ def position_tables(r: ReportedResults) -> list[ReportTable]:
 
 def positions(row: ResultRow) -> str:
     """`256–511`."""
-    last = row.until - 1
-    return f"{row.at:,}" if row.at == last else f"{row.at:,}–{last:,}"
+    first, end = row.bounds
+    last = end - 1
+    return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -317,7 +318,7 @@ def warning(r: LossResults) -> str:
 def position_verdict(r: ReportedResults) -> str:
     """The sign of the gain at the last positions."""
     rows = r.table.select("gain_at_positions")
-    last = max(row.at for row in rows)
+    last = max(row.bounds[0] for row in rows)
     signs = r.by_sign([row for row in rows if row.at == last], "positive", "negative")
     return f"Gain over truncation from position {last:,} on: {signs or 'point estimates only'}."
 
@@ -333,7 +334,7 @@ def details(r: LossResults) -> list[str]:
         none = "" if "positive" in signs else f"positive for no {r.noun}; "
         lines.append(f"Net gain over truncation at {longest:,}: {none}{signs}.")
     rows = r.table.select("difference")
-    lengths = sorted({row.length for row in rows})
+    lengths = sorted({row.inputs for row in rows})
     for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
         here = [row for row in rows if row.length == length]
         if signs := r.by_sign(here, "higher (worse)", "lower (better)"):
@@ -348,7 +349,7 @@ def details(r: LossResults) -> list[str]:
         farthest: dict[str, float] = {}
         for row in rows:
             if row.low > 0:
-                farthest[row.variant] = max(row.until - 1, farthest.get(row.variant, 0))
+                farthest[row.variant] = max(row.bounds[1] - 1, farthest.get(row.variant, 0))
         parts = [f"{name} up to {distance:,}" for name, distance in farthest.items()]
         lines.append(f"Read gains are shown for {listed(parts) or 'no distance'} tokens.")
     return lines
@@ -383,7 +384,7 @@ def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
 def position_figure(r: ReportedResults, styles: Styles) -> Figure:
     """NLL by position, above the gain over truncation."""
     rows = r.table.select("nll_at_positions")
-    longest = max(row.until for row in rows)
+    longest = int(max(row.bounds[1] for row in rows))
     ticks = [float(2**k) for k in range(longest.bit_length())]
     axis = LengthAxis(ticks, [r.trained_length], tokens_seen)
     text = FigureText(
@@ -402,15 +403,16 @@ def position_figure(r: ReportedResults, styles: Styles) -> Figure:
 
 def tokens_seen(row: ResultRow) -> float:
     """Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen."""
-    return math.sqrt((row.at + 1) * row.until)
+    first, end = row.bounds
+    return math.sqrt((first + 1) * end)
 
 
 def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     """Net gain over truncation by length; all lines begin at the trained length, where the gain as
     trained is 0."""
-    rows = [row.negated for row in r.table.select("delta") if row.length >= r.trained_length]
+    rows = [row.negated for row in r.table.select("delta") if row.inputs >= r.trained_length]
     rows = [row for row in rows if r.beyond(row.variant)]
-    axis = LengthAxis(sorted({row.length for row in rows}), [r.trained_length])
+    axis = LengthAxis(sorted({row.inputs for row in rows}), [r.trained_length])
     levels = [("truncated to the trained length", 0.0)]
     y = "net gain, nats"
     panel = length_panel(rows, styles, axis, y=y, levels=levels, band=r.tolerance)
@@ -581,12 +583,20 @@ def position_rows(record: dict) -> Iterator[ResultRow]:
     """The rows of the table of `by_position` in a record."""
     for method, buckets in record["by_position"].items():
         for bucket in buckets:
-            place = {"at": bucket["low"], "until": bucket["high"]}
-            gain = bucket["gain"]
-            ends = {end: number(gain.get(end)) for end in ("low", "high")}
             name = name_of(method)
-            yield ResultRow(name, "nll_at_positions", bucket["nll"], **place)
-            yield ResultRow(name, "gain_at_positions", gain["estimate"], **place, **ends)
+            at = bucket["low"]
+            until = bucket["high"]
+            yield ResultRow(name, "nll_at_positions", bucket["nll"], at=at, until=until)
+            gain = bucket["gain"]
+            yield ResultRow(
+                variant=name,
+                metric="gain_at_positions",
+                value=gain["estimate"],
+                at=at,
+                until=until,
+                low=number(gain.get("low")),
+                high=number(gain.get("high")),
+            )
 
 
 def read_gain_rows(record: dict) -> Iterator[ResultRow]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -181,7 +181,7 @@ def write_clean_json(path: Path, value) -> None:
     write_text(path, json.dumps(clean(value), indent=1) + "\n")
 
 
-def clean(value, digits: int | None = None):
+def clean(value: Any, digits: int | None = None) -> Any:
     """A value for JSON: None for NaN and infinity, and floats of so many significant digits."""
     if isinstance(value, float):
         if not math.isfinite(value):

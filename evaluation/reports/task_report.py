@@ -159,7 +159,7 @@ def item_record(result: ItemResult) -> dict:
     """Of a task on symbols."""
     drawn = result.drawn.values()
     return {
-        "trained_lengths": list(result.subject.settings.data.source.bounds),
+        "trained_lengths": list(result.subject.settings.data.symbol_source.bounds),
         "items": result.settings.items,
         "chance": max(each.chance(result.task.choices) for each in drawn),
         "unit_count": result.settings.items,
@@ -245,7 +245,7 @@ def task_verdict(r: ReportedResults) -> str:
     rows = main_rows(r)
     if not rows:
         return "No accuracy was measured."
-    longest = max(row.length for row in rows)
+    longest = max(row.inputs for row in rows)
     last = [row for row in rows if row.length == longest]
     where = length_text(r, last[0])
     above = [row.variant for row in last if row.verdict == ABOVE_CHANCE]
@@ -263,6 +263,7 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
     length = {"length": lambda row: length_text(r, row)}
     by_depth = r.table.select("accuracy_by_depth")
     title = f"{task_title(r.facts)}: {r.subtitle}, chance {_chance(r)}"
+    depths = sorted({row.at for row in by_depth if row.at is not None})
     return [
         metrics_table(r, title, METRICS, length),
         pivot(
@@ -271,7 +272,7 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
             lambda row: f"{row.value:.0%}",
             index={r.noun: lambda row: row.variant, **length},
             columns=lambda row: row.at,
-            headings={at: f"depth {at:.2g}" for at in sorted({row.at for row in by_depth})},
+            headings={at: f"depth {at:.2g}" for at in depths},
         ),
     ]
 
@@ -282,7 +283,7 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     bold = rows[0].metric
     thin = "exact" if bold == "accuracy" else "symbol_accuracy"
     trained = r.facts.get("trained_lengths", [r.trained_length])[-1]
-    axis = LengthAxis(sorted({row.length for row in rows}), [trained])
+    axis = LengthAxis(sorted({row.inputs for row in rows}), [trained])
     note = f"Thin: {METRICS[thin][0]}."
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
@@ -314,7 +315,7 @@ def place_figure(r: ReportedResults, name: str) -> Figure:
         heat_map(
             distances,
             lengths=lengths,
-            name=lambda row: f"{row.at:,.0f}–{row.until - 1:,.0f}",
+            name=lambda row: f"{row.bounds[0]:,.0f}–{row.bounds[1] - 1:,.0f}",
             y="tokens to the question",
         ),
     ]

@@ -296,6 +296,8 @@ class EvaluationSession(CellSession):
         """Losses of repeated text. Windows without a replaced token are their own control."""
         result = self.result
         repeats = self.plan.repeats
+        if repeats is None:
+            return
         for where, nll in self.kept[REPEATED].items():
             changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
             control = nll.copy()

@@ -55,6 +55,7 @@ class EvaluationPlan:
 
     def per_byte(self, nll: np.ndarray) -> np.ndarray:
         """The losses of the targets, spread evenly over the bytes of each window's targets."""
+        assert self.span_bytes is not None
         first = np.cumsum(self.truncated.keep) - self.truncated.keep
         return np.repeat(np.add.reduceat(nll, first) / self.span_bytes, self.span_bytes)
 

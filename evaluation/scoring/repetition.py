@@ -142,7 +142,8 @@ def draw_repeats(
             "documents"
         )
     columns = np.array(sorted(rows), dtype=np.int64).T
-    return RepeatedTargets(ngram, *columns, spec)
+    document, end, keep, distance, source, source_start = columns
+    return RepeatedTargets(ngram, document, end, keep, distance, source, source_start, spec)
 
 
 def find_repeats(tokens: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import torch
 
 from errors import EvaluationError
 from evaluation.fixed_targets import measure_windows
+from evaluation.scoring.repetition import ControlText
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
 from model import ContextShard, TokenPositions, Transformer
@@ -144,7 +145,7 @@ def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
 
 def measure(
     scorer: Scorer,
-    text: EvaluationText,
+    text: EvaluationText | ControlText,
     windows: TargetWindows,
     groups: Sequence[np.ndarray],
     out: np.ndarray | None = None,

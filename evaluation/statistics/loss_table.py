@@ -209,7 +209,7 @@ def add_reach(
     for shorter, longer in pairwise(lengths):
         step = gain(shorter, longer) / math.log2(longer / shorter)
         table.add(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
-    if not rules.has_learned or math.isnan(upper(*lengths[:2], 1)):
+    if not rules.has_learned or math.isnan(upper(lengths[0], lengths[1], 1)):
         return  # or too few units or seeds for any bound
     reach = math.nan
     for n in range(len(lengths) - 1, 0, -1):
@@ -269,7 +269,7 @@ def analyze(result: EvaluationResult) -> Analysis:
     protocol = result.plan.protocol
     has_baseline = result.truncated is not None
     unigram = None if result.unigram is None else float(result.unigram.mean())
-    truncated = float(result.truncated.mean()) if has_baseline else None
+    truncated = None if result.truncated is None else float(result.truncated.mean())
     judged, notes = _judged_methods(result)
     cells = {(label, n) for label in judged for n in result.plan.lengths if n > l0}
     rules = VerdictRules(

@@ -63,14 +63,16 @@ def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[in
     """The items of every length. Raises EvaluationError for a length without problems, another
     vocabulary than the run's, or positions that do not reach the length."""
     data = run.model.settings.data
-    task = settings.task or data.source.task
+    source = data.symbol_source
+    assert isinstance(run.tokenizer, SymbolTokenizer)
+    task = settings.task or source.task
     if not isinstance(task, SymbolTask) or task.alphabet != run.tokenizer.symbols:
         raise EvaluationError(
             f"task.name={task.name}: its symbols are not those of {run.folder}, which was trained "
-            f"on {data.source.task.name}; change settings of that task only, such as task.ignore"
+            f"on {source.task.name}; change settings of that task only, such as task.ignore"
         )
     drawn = {}
-    for shortest, longest in settings.ranges(data.source.bounds):
+    for shortest, longest in settings.ranges(source.bounds):
         try:
             items = SymbolItems(
                 task,
@@ -112,7 +114,8 @@ class ItemSession(CellSession):
         # An item without its beginning is no problem of the task.
         methods = [method for method in methods if method.label != TRUNCATE]
         self.drawn = draw_lengths(settings, run)
-        task = settings.task or run.model.settings.data.source.task
+        task = settings.task or run.model.settings.data.symbol_source.task
+        assert isinstance(task, SymbolTask)  # or `draw_lengths` raises
         result = ItemResult(
             settings=settings,
             subject=run.model,

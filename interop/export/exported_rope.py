@@ -101,4 +101,4 @@ def _native(scheme: Rope) -> dict[str, Any] | None:
     if isinstance(settings, PRopeSettings):
         rope_type = "proportional"
         given["partial_rotary_factor"] = settings.share
-    return rope_type and {"rope_type": rope_type, **given}
+    return None if rope_type is None else {"rope_type": rope_type, **given}

@@ -68,8 +68,6 @@ class SextantCache(cache_utils.Cache):
             whose encoding depends on the sequence length require it; None: unknown.
     """
 
-    is_compileable = False
-
     def __init__(
         self,
         model: SextantForCausalLM,
@@ -80,6 +78,10 @@ class SextantCache(cache_utils.Cache):
         self._model = model.model
         self._cache = None
         self.is_padded = False
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens so far, padding included."""
@@ -105,7 +107,8 @@ class SextantCache(cache_utils.Cache):
         if self._cache is not None:
             self._cache.select_rows(beam_idx)
 
-    batch_select_indices = reorder_cache
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self._cache is not None:

@@ -109,7 +109,8 @@ class Family(NamedTuple):
         for i, kind in enumerate(kinds):
             if types[i] in (FULL, SLIDING):
                 types[i] = FULL if kind.position.window is None else SLIDING
-        return None if None in types else types
+        known = [each for each in types if each is not None]
+        return known if len(known) == len(types) else None
 
     def default_types(self, config: ConfigReader) -> list[str]:
         """The types of layers without `layer_types`: `other` (with `windowed`, SLIDING) but for

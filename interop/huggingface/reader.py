@@ -66,7 +66,7 @@ class ConfigReader:
             self.check_size(key, value)
         return value
 
-    def check_size(self, key: str, value: int) -> None:
+    def check_size(self, key: str, value: float) -> None:
         limit, what = self.stored.numbers, "values"
         if key in ("num_hidden_layers", "layers"):
             limit, what = self.stored.tensors, "tensors"

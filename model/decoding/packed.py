@@ -88,7 +88,7 @@ class JoinedLinear:
 
     def __init__(self, linears: Sequence[nn.Linear]):
         self.weight = joined_weight(linears)
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = None
         if biases:
             self.bias = joined(biases, 0)

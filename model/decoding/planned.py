@@ -98,6 +98,8 @@ class PlannedDecoder:
         positions: TokenPositions,
     ):
         self.packed = packed
+        # `supports` requires all of them to be packed
+        self.blocks = [block for block in packed.blocks if isinstance(block, PackedBlock)]
         self.cache = cache
         self.positions = positions
         self._layers: list[PlannedLayer] = []
@@ -131,7 +133,7 @@ class PlannedDecoder:
             self._plan()
         self._left -= 1
         x = self.packed.model.embed_tokens(tokens)
-        for block, layer in zip(self.packed.blocks, self._layers, strict=True):
+        for block, layer in zip(self.blocks, self._layers, strict=True):
             x = block.step(x, layer)
         return self.packed.logits(x)
 
@@ -146,7 +148,7 @@ class PlannedDecoder:
         end = self.positions.position_end - (passes - stop)
         chunk = model.prepare(self.positions.part(self._start, stop, position_end=end))
         made = model.passes(self.cache.batch, chunk, self.cache.advance(chunk.positions))
-        layers = zip(self.packed.blocks, self.cache.layers, model.layer_schemes, strict=True)
+        layers = zip(self.blocks, self.cache.layers, model.layer_schemes, strict=True)
         self._layers = [
             PlannedLayer(block.attention, made[name], layer_cache)
             for block, layer_cache, (name, _) in layers

@@ -30,7 +30,7 @@ IS_INSTALLED = find_spec("fla") is not None
 
 
 # Dynamo cannot trace the import of fla, and fla's kernels are not traced either.
-@torch.compiler.disable
+@torch.compiler.disable()
 def fla_outputs(inputs: Inputs, before: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
     """See `chunked`; of one document."""
     decay = inputs.without_padding(None).log_decay

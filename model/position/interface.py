@@ -383,7 +383,9 @@ class Modifiers(nn.Module):
             q = q * self.scale[:, None, None].to(q.dtype)
         if self.adaptive is not None:
             assert factors is not None
-            factors = self.settings.temperature.adapt(factors, x, self.adaptive, self._heads)
+            temperature = self.settings.temperature
+            assert isinstance(temperature, AdaptiveTemperature)
+            factors = temperature.adapt(factors, x, self.adaptive, self._heads)
         return q if factors is None else (q * factors[..., None]).to(q.dtype)
 
     def normalizer(self, device: torch.device) -> Normalizer:

@@ -313,7 +313,9 @@ class LongRoPEScaling(FactorScaling):
     1, as in the authors' code. With `first`, scores are not a function of distance alone.
     """
 
-    depends_on_length = True
+    @property
+    def depends_on_length(self):
+        return True
 
     name: Literal["longrope"] = "longrope"
     factor: Factor = setting(

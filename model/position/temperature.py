@@ -102,6 +102,7 @@ class FixedTemperature(Temperature):
         return self.value if isinstance(self.value, list) else None
 
     def factor(self, count, original_length, lengths):
+        assert not isinstance(self.value, list)  # or `by_head` has them
         return torch.full_like(count, self.value)
 
 

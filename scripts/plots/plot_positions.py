@@ -124,8 +124,8 @@ def draw(
                 style |= {"marker": MARKERS[n % len(MARKERS)], "every": every}
             elif n == 0 and len(line) <= FEW:
                 style |= {"width": 0.9, "marker": "o", "size": 4.2, "order": 4}
-            points = line[[across, up]].to_numpy(float).T
-            curves.append(Curve(name(key), *points, COLOURS[n % len(COLOURS)], **style))
+            xs, ys = line[[across, up]].to_numpy(float).T
+            curves.append(Curve(name(key), xs, ys, COLOURS[n % len(COLOURS)], **style))
         shown.append(Panel(curves, heading(where), scales=scales, height=height))
     return panels(shown, text, x=x, y=y, **layout), table
 

@@ -28,16 +28,16 @@ def read_columns(file: Path) -> dict[str, pd.DataFrame]:
     largest distance first."""
     rows = pd.read_csv(file)
     rows = rows[rows.seed.isna()].set_index("variant")
-    gains = rows[rows.metric == "read_gain"]
+    gains = rows.loc[rows.metric == "read_gain"]
     if gains.empty:
         raise StudyError(f"{file} has no read gains; the study needs targets_by=repetition")
-    changes = rows[rows.metric == "delta"]
+    changes = rows.loc[rows.metric == "delta"]
     trained = int(rows.length[rows.metric == "nll_as_trained"].iloc[0])
     longest = int(gains.length.max())
-    near = gains[(gains.length == trained) & (gains["until"] == trained)]
-    far = gains[(gains.length == longest) & (gains["until"] == longest)]
+    near = gains.loc[(gains.length == trained) & (gains["until"] == trained)]
+    far = gains.loc[(gains.length == longest) & (gains["until"] == longest)]
     columns = {
-        f"change of the loss, {trained:,} to {longest:,} tokens": changes[
+        f"change of the loss, {trained:,} to {longest:,} tokens": changes.loc[
             changes.length == longest
         ],
         f"read gain within the trained length, {trained // 2:,}–{trained - 1:,}": near,
@@ -55,7 +55,10 @@ def draw(columns: dict[str, pd.DataFrame]) -> Figure:
         ends = own.to_numpy().tolist()
         panel = rows_panel(
             [str(name) if n == 0 else "" for name in own.index],
-            [dot(at, *each, COLOURS[n], size=4) for at, each in enumerate(ends)],
+            [
+                dot(at, value, low, high, COLOURS[n], size=4)
+                for at, (value, low, high) in enumerate(ends)
+            ],
             heading=heading,
             x=x,
             scales=lambda axes: axes.locator_params(axis="x", nbins=5),

@@ -73,6 +73,7 @@ class FigureRequest:
         """(R,) float64 radians per token by which a scheme rotates pairs in a sequence of `factor`
         times the trained length."""
         scheme = self.build(name, theta=theta)
+        assert isinstance(scheme, Rope)
         return scheme.frequencies(scheme.stretch(math.ceil(self.factor * self.train_length)))[0]
 
     def rotations(self) -> dict[str, Tensor]:
@@ -153,9 +154,11 @@ def encodings(name: str, tokens: int) -> Tensor:
     for dim in range(2, 2 + tokens.bit_length()):  # binary requires a feature per bit
         try:
             scheme = FigureRequest(dim=dim, heads=1, train_length=tokens).build(name)
-            context, plan = plan_of(scheme, tokens, tokens)
+            made = plan_of(scheme, tokens, tokens)
         except ModelError:
             continue
+        assert made is not None  # no scheme that the figure shows depends on the layer's input
+        context, plan = made
         x = torch.ones(1, tokens, dim, dtype=torch.float64)
         return plan.write(scheme.embed(x, context.tables, context.new)[:, None])[0, 0]
     raise ModelError(f"scheme '{name}' encodes no {tokens} positions")

@@ -206,9 +206,9 @@ def overview(entries: Sequence[AtlasEntry]) -> Figure:
     for at, entry in enumerate(rows):
         for name, comparison in entry.verdict.comparisons.items():
             ends = [comparison.estimate, *entry.verdict.ends[name]]
-            scaled = [end / comparison.delta for end in ends]
+            value, low, high = (end / comparison.delta for end in ends)
             color = KINDS[entry.kind]
-            curves.append(dot(at, *scaled, color, hollow=not comparison.difference))
+            curves.append(dot(at, value, low, high, color, hollow=not comparison.difference))
     names = [f"{entry.claim.name.replace('_', ' ')}: {entry.kind}" for entry in rows]
     x = "effect, in multiples of δ (hollow: no difference is claimed)"
     panel = rows_panel(names, curves, x=x, marks={1: "δ", -1: "−δ"}, row=0.2)
@@ -284,4 +284,7 @@ def _entries(claims: Sequence[Claim]) -> list[AtlasEntry]:
         if verdict is not None and claim.record["hash"] == claim.hash:
             decided.append((claim, verdict))
     survives = holm([verdict.p for _, verdict in decided])
-    return [AtlasEntry(*each, is_safe) for each, is_safe in zip(decided, survives, strict=True)]
+    return [
+        AtlasEntry(claim, verdict, is_safe)
+        for (claim, verdict), is_safe in zip(decided, survives, strict=True)
+    ]

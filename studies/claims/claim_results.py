@@ -155,8 +155,8 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
     """The verdict on a claim from its results.csv."""
     comparisons = {}
     for name, settings in claim.comparisons.items():
-        rows = table[table["comparison"] == name]
-        own = rows[rows["evaluation"] == ""]
+        rows = table.loc[table["comparison"] == name]
+        own = rows.loc[rows["evaluation"] == ""]
         solved = ()
         if settings.solved is not None:
             arms = _by_arm(settings.value, rows)
@@ -175,7 +175,7 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
     for arm in claim.arms:
         runs = _learned(claim, arm, table)
         learned[", ".join(arm.values())] = int(runs.sum())
-        if not enough_learned(runs):
+        if not enough_learned(runs.tolist()):
             word = NOT_LEARNED
             p = 1.0
     share = ALPHA / len(comparisons)
@@ -191,7 +191,7 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
 
 def _learned(claim: ClaimSettings, arm: dict[str, str], table: pd.DataFrame) -> np.ndarray:
     """Whether each run of an arm fulfils all its conditions, by seed."""
-    rows = table[table["comparison"] == LEARNED]
+    rows = table.loc[table["comparison"] == LEARNED]
     fulfilled = np.ones(len(claim.seeds), dtype=bool)
     for condition in claim.conditions(arm):
         (values,) = _by_arm(condition.value | arm, rows)
@@ -202,7 +202,7 @@ def _learned(claim: ClaimSettings, arm: dict[str, str], table: pd.DataFrame) -> 
 def _by_arm(tree: Expression, rows: pd.DataFrame) -> Iterator[np.ndarray]:
     """The values of each arm of an expression, by seed."""
     for value in values_in(tree):
-        own = rows[rows["evaluation"] != ""]
+        own = rows.loc[rows["evaluation"] != ""]
         for key, label in value.items():
-            own = own[own[key] == str(label)]
+            own = own.loc[own[key] == str(label)]
         yield own["value"].to_numpy()

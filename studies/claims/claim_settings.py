@@ -68,7 +68,10 @@ class LearnedSettings(StrictSettings):
         return self
 
     def holds(self, value: float) -> bool:
-        return value >= self.at_least if self.at_most is None else value <= self.at_most
+        if self.at_least is not None:
+            return value >= self.at_least
+        assert self.at_most is not None
+        return value <= self.at_most
 
 
 class ClaimSettings(StudySettings):

@@ -3,6 +3,7 @@
 The same results always produce the same bytes. No run, checkpoint or model is read.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -80,13 +81,16 @@ def costs(study: StoredStudy, group: Group) -> ReportTable:
     table = pd.DataFrame(records, columns=["scheme", *COSTS])
     table = table.set_index("scheme").astype(float)
     table["peak_memory_bytes"] /= MIB
-    means = table.groupby(level=0, sort=False).mean()
+    means = table.groupby(level=0, sort=False).agg("mean")
     rows: list[list[Cell]] = [
         [
             str(scheme),
-            *(NONE if pd.isna(own[key]) else format(own[key], COSTS[key][1]) for key in COSTS),
+            *(
+                NONE if math.isnan(value) else format(value, COSTS[key][1])
+                for key, value in zip(COSTS, own, strict=True)
+            ),
         ]
-        for scheme, own in means.iterrows()
+        for scheme, *own in means[[*COSTS]].itertuples()
     ]
     columns = ["scheme", *(column for column, _ in COSTS.values())]
     note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +43,7 @@ class TrainingCurves:
     targets: str
 
     def of(self, measure: str) -> pd.DataFrame:
-        return self.table[self.table.measure == measure]
+        return self.table.loc[self.table.measure == measure]
 
 
 def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> TrainingCurves:
@@ -53,7 +54,7 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     """
     run = Run.open(folder)
     file = folder / "metrics.jsonl"
-    rows: list[tuple[str, int | str, int, float | str]] = []  # measure, length, step, value
+    rows: list[tuple[str, int | str, Any, Any]] = []  # measure, length, step, value
     trained = {}
     targets = ""
     for line in read_metrics(file) if file.exists() else ():
@@ -92,7 +93,7 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     return TrainingCurves(
         name=name,
         train_length=run.settings.train_length,
-        table=table[["run", "measure", "length", "step", "tokens", "value"]],
+        table=table.filter(["run", "measure", "length", "step", "tokens", "value"]),
         tokenizer=run.manifest.get("tokenizer_hash", ""),
         targets=targets,
     )
@@ -127,7 +128,8 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
         rates.append(_curve(run.of("lr"), "", color, width=1.3))
         by_length = run.of("held_out").groupby("length")
         by_color = styles_of([str(length) for length, _ in by_length])
-        for length, rows in by_length:
+        for _, rows in by_length:
+            length = int(rows["length"].iloc[0])
             style = by_color[str(length)]
             curve = _curve(
                 rows,
@@ -152,7 +154,9 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     def loss_panel(curves: Sequence[Curve], y: str, height: float) -> Panel:
         def loss_scales(axes: Axes) -> None:
             scales(axes)
-            shown = [curve.y[curve.x >= EARLY * curve.x[-1]] for curve in curves]
+            shown = [
+                np.asarray(curve.y)[np.asarray(curve.x) >= EARLY * curve.x[-1]] for curve in curves
+            ]
             values = np.concatenate(shown)
             low, high = np.nanpercentile(values, [0.5, 99.5])  # without outlying steps
             room = max(high - low, 0.05)

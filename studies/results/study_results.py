@@ -65,7 +65,10 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
         variant.name: variant_losses(variant.method, by_seed[variant.name], facts)
         for variant in study.variants
     }
-    variants = {v.name: v for v in study.variants if losses[v.name].as_trained is not None}
+    as_trained = {
+        label: own.as_trained for label, own in losses.items() if own.as_trained is not None
+    }
+    variants = {v.name: v for v in study.variants if v.name in as_trained}
     primary = [n for n in declared["lengths"] or facts["lengths"] if n in facts["lengths"]]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     judged = [
@@ -102,7 +105,7 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
     r.undertrained = [
         label
         for label in variants
-        if is_undertrained(float(seed_means(losses[label].as_trained, counts).mean()), unigram)
+        if is_undertrained(float(seed_means(as_trained[label], counts).mean()), unigram)
     ]
     for label, variant in variants.items():
         rules = VerdictRules(
@@ -193,6 +196,7 @@ def missing_of(
 
 
 def _add_losses(r: LossResults, name: str, losses: VariantLosses, rules: VerdictRules) -> None:
+    assert losses.as_trained is not None
     l0 = r.trained_length
     level = rules.interval(losses.as_trained, alpha=rules.alpha)
     r.table.add(name, "nll_as_trained", level, l0)
@@ -242,6 +246,7 @@ def _add_difference(
 ) -> None:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
     ours = losses[name].nll.get(length)
+    assert r.baseline is not None
     theirs = losses[r.baseline].nll.get(length)
     if ours is None or theirs is None:
         return

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model import TokenPositions
+from model.position.table import StretchedTables
 from tests.model.alone import added, bias_of, put, scheme_of
 from tests.model.zoo import H, settings_of
 
@@ -114,3 +115,13 @@ def test_temperature():
     position = settings_of({"name": "none", "temperature": {"name": "stretch"}}).position
     factors = position.temperature.query_factors(ROWS, None, L0, torch.float64)
     assert factors[:, 0, -1].tolist() == pytest.approx([1, 1 + 0.412 * math.log(57 / 16)])
+
+
+def test_a_bounded_number_of_tables_is_kept():
+    """Of passes of one stretch, and of two rows of which one has a stretch of before."""
+    tables = StretchedTables(lambda stretch: lambda position: (position * stretch,))
+    for stretch in range(1, 40):
+        asked = [stretch - 1, stretch] if stretch % 2 and stretch > 1 else [stretch]
+        (found,) = tables.look_up(TokenPositions.plain(3), asked, torch.float64)
+        assert found.tolist() == [[0, each, 2 * each] for each in asked]
+        assert len(tables._tables) <= 16

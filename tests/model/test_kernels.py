@@ -228,11 +228,19 @@ def chosen(
     window: int | None = None,
     bias: str | None = None,
     layout: str = "plain",
+    weights: str | None = None,
 ) -> str:
-    """The kernel for queries of 9 tokens, with `heads` heads of keys and 16 features of values."""
+    """The kernel for queries of 9 tokens, with `heads` heads of keys and 16 features of values.
+
+    Args:
+        weights: the scheme computes weights of its own; "flex": FlexAttention can too.
+    """
     sizes = ((H, queries, features), (heads, 9, features), (heads, 9, 16))
     q, k, v = (torch.zeros(B, *size, dtype=getattr(torch, dtype)) for size in sizes)
-    views = [AttentionView(q, k, mask_of(layout_of(layout, 9), queries, window, bias))]
+    mask = mask_of(layout_of(layout, 9), queries, window, bias)
+    if weights == "flex":
+        mask = replace(mask, forms=BiasForms(make_flex=lambda: None))
+    views = [AttentionView(q, k, mask, weights_fn=None if weights is None else lambda block: None)]
     return choose(views, v, SOFTMAX, device)
 
 

@@ -36,11 +36,15 @@ def test_pairs_without_a_whole_turn_are_clipped_by_default():
 
 
 def test_hard_alibi_windows():
-    bias = bias_of(scheme_of("hard_alibi"), 9)[0]
-    for head, window in enumerate([1, 2, 3, 9, 9, 9]):
-        for query in range(9):
-            seen = (bias[head, query, : query + 1] == 0).nonzero().flatten().tolist()
-            assert seen == list(range(max(0, query - window + 1), query + 1))
+    for keys, windows in (
+        ({}, [1, 2, 3, 9, 9, 9]),
+        ({"windows": [2, None, 4, 1, None, 7]}, [2, 9, 4, 1, 9, 7]),
+    ):
+        bias = bias_of(scheme_of("hard_alibi", **keys), 9)[0]
+        for head, window in enumerate(windows):
+            for query in range(9):
+                seen = (bias[head, query, : query + 1] == 0).nonzero().flatten().tolist()
+                assert seen == list(range(max(0, query - window + 1), query + 1))
     with pytest.raises(ModelError, match="one entry per head"):
         scheme_of("hard_alibi", windows=[3, None])
 

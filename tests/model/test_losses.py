@@ -63,6 +63,22 @@ def test_nll_in_chunks_matches_dense_cross_entropy(
         close(b, c, atol=1e-11)
 
 
+@pytest.mark.parametrize("rows_at_once", [7, 1000])
+def test_summed_nll_under_autocast_has_float32_gradients(rows_at_once, monkeypatch):
+    """Those of the dense loss within the precision of bfloat16."""
+    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
+    net = build("rope", dtype=torch.float32)
+    tokens = ids(B, T)
+    targets = targets_with_holes()
+    with torch.autocast("cpu", torch.bfloat16):
+        total = net(tokens, targets=targets, reduction="sum")
+    dense = F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+    (found,) = torch.autograd.grad(total, net.head.weight)
+    (expected,) = torch.autograd.grad(dense, net.head.weight)
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize(
     ("width", "vocab"),

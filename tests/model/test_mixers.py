@@ -10,7 +10,7 @@ import yaml
 
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 from model.mixers import layer_state
-from tests.model.zoo import CONFIGS, MIXER_CASES, RECURRENT, V, build, ids
+from tests.model.zoo import CONFIGS, MIXER_CASES, RECURRENT, D, H, V, build, ids
 
 
 @pytest.mark.parametrize("case", [*(f"{name}-rope" for name in RECURRENT), "latent-rope"])
@@ -29,6 +29,33 @@ def test_estimates_of_cached_numbers_are_exact(case):
         assert numbers == model.cached_numbers(tokens)
 
 
+# Schemes whose logits depend on features of queries and keys that latent attention does not have.
+READ_FEATURES = {"shaw", "transformer_xl", "cope", "path", "hyperbolic", "wall"}
+
+
+def test_latent_attention_expands_the_keys_where_that_is_cheaper():
+    """With rank 7 and 12 expanded features: a pass over a prompt expands the keys once; a single
+    query of many keys is multiplied with the latent vectors."""
+    mixer = {"name": "latent", "rank": 7, "unrotated_dim": 4}
+    layer = build({"name": "none"}, kv_heads=1, mixer=mixer).layers[0].mixer
+    assert not layer.is_absorbed(queries=100, keys=100)
+    assert not layer.is_absorbed(queries=1, keys=1)
+    assert layer.is_absorbed(queries=1, keys=100)
+
+
+@pytest.mark.parametrize("case", ["gla-none", "kda-none", "mamba2-none"])
+def test_flops_of_recurrent_layers_count_the_pairs_of_a_chunk(case):
+    """Forward and backward take 6 FLOPs for each feature of q·k and of weights·v. In chunks of 4,
+    queries have 1 to 4 keys; a text of 3 tokens has no whole chunk. The state takes 12 FLOPs for
+    each of its numbers, and everything twice with the delta rule."""
+    model = build(case, layers=1)
+    layer = model.layers[0].mixer
+    for length, keys in ((12, [1, 2, 3, 4] * 3), (3, [1, 2, 3])):
+        pairs = sum(6 * (D + 12) * count for count in keys) / length
+        once = H * (pairs + 12 * D * 12)
+        assert layer.pair_flops(length) == pytest.approx(once * (2 if case == "kda-none" else 1))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("mixer", ["latent-rope", "kda-none", "linear-numerator-rope"])
 @torch.no_grad()
@@ -38,6 +65,7 @@ def test_every_scheme_works_with_a_mixer_or_is_refused(mixer, scheme):
         model = build(**keys)
     except ModelError:
         return
+    assert mixer != "latent-rope" or scheme not in READ_FEATURES
     assert model(ids(1, 9)).isfinite().all()
 
 

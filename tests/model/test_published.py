@@ -95,6 +95,9 @@ def test_initial_decays_are_those_of_mamba2(case):
     torch.testing.assert_close(steps[[0, -1]], ends, rtol=1e-4, atol=0)
     ratios = steps[1:] / steps[:-1]
     torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios), rtol=1e-4, atol=0)
+    convolution = getattr(layer, "convolution", None)
+    if convolution is not None and convolution.bias is not None:
+        assert not convolution.bias.any()
     gla = build("gla-none", layers=1).initialize(0).layers[0].mixer
     assert not gla.decay_bias.any()
 

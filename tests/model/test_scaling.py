@@ -164,7 +164,10 @@ def test_formulas_that_huggingface_does_not_have(at, factor):
     s = max(1, at / 512) if factor == "auto" else factor
     plain = [THETA ** (-2 * k / 64) for k in range(32)]
     ntk = [(THETA * s ** (64 / 62)) ** (-2 * k / 64) for k in range(32)]
-    close(spectrum(64, at=at, scaling={"name": "ntk", "factor": factor}), doubles(ntk), atol=1e-15)
+    scheme = rope(64, scaling={"name": "ntk", "factor": factor})
+    found, amplitude = scheme.frequencies(scheme.stretch(at))
+    close(found, doubles(ntk), atol=1e-15)
+    assert amplitude == 1
     shares = [min(max((512 * f / (2 * math.pi) - 1) / (32 - 1), 0), 1) for f in plain]
     ramp = [(1 - g) * f / s + g * f for f, g in zip(plain, shares, strict=True)]
     scheme = rope(64, scaling={"name": "yarn", "factor": factor, "ramp": "wavelength"})
@@ -172,6 +175,26 @@ def test_formulas_that_huggingface_does_not_have(at, factor):
     close(found, doubles(ramp), atol=1e-15)
     assert amplitude == pytest.approx(0.1 * math.log(s) + 1, rel=1e-12)
     assert len({0.0, 1.0, *shares}) > 4  # kept, mixed and divided
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"name": "none"},
+        {"name": "linear", "factor": 4.0},
+        {"name": "ntk", "factor": 4.0},
+        {"name": "dynamic", "factor": 4.0},
+        {"name": "by_parts", "factor": 4.0},
+        {"name": "llama3", "factor": 4.0},
+        {"name": "clipped"},
+        {"name": "drop"},
+    ],
+    ids=lambda scaling: scaling["name"],
+)
+def test_only_yarn_and_longrope_scale_the_logits(scaling):
+    scheme = rope(64, scaling=scaling)
+    _, amplitude = scheme.frequencies(scheme.stretch(2048))
+    assert amplitude == 1
 
 
 def test_p_rope_reversed_and_cut_by_wavelength():

@@ -8,9 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
 from model import ContextShard, TokenPositions, Transformer
+from model.sharding import ShardedWindow
 from tests import processes
 from tests.collectives import CollectiveCounter
-from tests.model.zoo import CASES, LAYERS, MIXER_CASES, D, G, H, build, ids
+from tests.model.zoo import CASES, LAYERS, MIXER_CASES, D, G, H, build, ids, settings_of
 
 ROWS = 2
 LENGTHS = {"plain": 19, "packed": 16}  # chunks of unequal and of equal lengths
@@ -232,6 +233,26 @@ def test_ranks_own_an_early_and_a_late_chunk(length, expected):
         for rank in range(3)
     ]
     assert parts == expected
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(5, 0), (5, 2), (1, 0), (None, 0), (19, 3)])
+def test_keys_of_a_chunk_are_those_that_any_of_its_queries_sees(window, sinks):
+    """By enumeration. Plain positions whose keys are one range stay plain."""
+    length = 32
+    settings = settings_of({"name": "rope", "window": window, "sinks": sinks}).position
+    for rank in range(2):
+        shard = ContextShard(rank, 2, "").divided(length, 8)
+        sharded = ShardedWindow(shard, TokenPositions.plain(length))
+        for index, keys in zip(shard.chunks, sharded.keys(settings), strict=True):
+            start, stop = shard.bounds(length, index)
+            seen = {
+                key
+                for query in range(start, stop)
+                for key in range(query + 1)
+                if window is None or query - key < window or key < sinks
+            }
+            assert keys.position[0].tolist() == sorted(seen)
+            assert keys.unit_steps == (len(seen) == max(seen) - min(seen) + 1)
 
 
 def test_cache_and_partial_outputs_are_refused():

@@ -6,7 +6,7 @@
 
 An edit is drawn by its line, each line of the packages being equally likely, then by its operator;
 annotations are left out. Each edit runs the tests nearest to it by imports and names; it is caught
-if one of them fails. docs/results/mutation_sample.md is such a table from an earlier version.
+if one of them fails. docs/results/mutation_sample.md judges the survivors of such a sample.
 """
 
 import argparse

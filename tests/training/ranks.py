@@ -24,6 +24,7 @@ import training.setup
 from data import DataError
 from data.preparation import prepare as preparation
 from data.sampling.batches import BatchSampler
+from data.store import TokenStore
 from errors import TrainingError
 from model import ContextShard
 from tests.files import ROOT
@@ -203,6 +204,28 @@ def failing_last(folder: Path, words: list[str]) -> dict:
     return Pair(folder, words, before).summary()
 
 
+def resumed(folder: Path, words: list[str]) -> dict:
+    """The run whose last step was done starts again; how often each rank hashes a store."""
+    shutil.copytree(folder.with_name("failing-last"), folder)
+
+    def before(folder: Path, rank: int) -> None:
+        verify = TokenStore.verify
+
+        def counted(self, *places):
+            with open(f"{folder}.{rank}.verified", "a", encoding="ascii") as file:
+                file.write(f"{self.folder}\n")
+            return verify(self, *places)
+
+        TokenStore.verify = counted
+
+    pair = Pair(folder, words, before)
+    pair.wait()
+    files = [Path(f"{folder}.{rank}.verified") for rank in (0, 1)]
+    return pair.summary(
+        verified=[file.read_text("ascii").split() if file.exists() else [] for file in files]
+    )
+
+
 def failing_in_loop(folder: Path, words: list[str], failing: int) -> dict:
     """The text of one rank cannot be read in its third step."""
 
@@ -293,6 +316,7 @@ SCENARIOS = {
     "signalled": signalled,
     "failing": failing,
     "failing last": failing_last,
+    "resumed": resumed,
     "failing in the loop 0": partial(failing_in_loop, failing=0),
     "failing in the loop 1": partial(failing_in_loop, failing=1),
     "unprepared": unprepared,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
@@ -13,10 +14,12 @@ from run_directory.run_settings import RunSettings
 from run_directory.training_settings import ValidationSettings
 from settings.load import load_settings
 from tests.files import ROOT
+from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
 from training import dry_run, memory_estimate
 from training.checks import check_model, check_processes
+from training.hardware import known_peak
 from training.memory_estimate import MemoryLayout, fixes_for, gathered_keys
 from training.train_options import parse_options
 
@@ -129,6 +132,43 @@ def test_memory_of_weights_optimizer_and_average():
     assert wide["activations"] == 2 * narrow["activations"]
     ddp = memory_estimate.memory(model, 64, replace(LAYOUT, world=2))
     assert ddp["buckets"] == 4 * p
+    # Of the current and the next block in bfloat16, one block's gradients in both dtypes, and both
+    # for the embedding, the head and the last norm, which stay.
+    outer = 2 * 258 * 64 + 64
+    block = (p - outer) / 3
+    sharded = memory_estimate.memory(model, 64, MemoryLayout(4, True, 2, half=True))
+    expected = (2 * 2 + 2 + 4) * block + (2 + 2 + 4) * outer
+    assert sharded["whole blocks"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "lowest"),
+    [
+        ("none", 0.95),
+        ("linear-cosine-none", 0.85),
+        ("short_convolution-none", 0.85),
+        ("mamba2-none", 0.8),
+        ("gated_deltanet-none", 0.95),
+        ("kda-none", 0.65),
+    ],
+)
+def test_activations_are_those_that_autograd_saves(case, lowest):
+    """Bytes of distinct storages, except the weights: at most 10% above the estimate."""
+    model = build(case, dtype=torch.float32)
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    saved = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if x.is_floating_point() and storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage  # kept, so that no address is used again
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(ids(4, 64))
+    used = sum(storage.nbytes() for storage in saved.values())
+    estimate = 4 * 64 * memory_estimate.activations(model, 64, LAYOUT)
+    assert lowest < used / estimate < 1.1
 
 
 def test_gathered_keys_of_layers_with_a_window():
@@ -207,3 +247,28 @@ def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds):
 )
 def test_published_configurations_do_not_depend_on_the_processor(name):
     assert load(str(CONFIGS / f"{name}.yaml")).training.precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A800-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A10", 125e12),
+        ("Tesla T4", None),  # no bfloat16
+    ],
+)
+def test_peaks_of_gpus_by_the_names_that_torch_reports(name, peak, monkeypatch):
+    """Dense products of bfloat16 in the vendors' data sheets, without sparsity."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert known_peak(torch.device("cuda")) == peak

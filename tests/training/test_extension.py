@@ -1,5 +1,6 @@
 """Runs that start from another: forks continue it, extension runs fine-tune its weights."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from settings.load import identity
 from tests.files import ROOT
 from tests.training.conftest import REFUSED
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
+from training import dry_run
 
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
 STEM = [
@@ -60,7 +62,7 @@ def yarn(folders) -> Path:
 # Forks
 
 
-def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsys):
+def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsys, monkeypatch):
     straight = tmp_path / "straight"
     decay = tmp_path / "decay"
     fork = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay]
@@ -76,14 +78,21 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
         assert find_checkpoint(run, step=8).hash == own["checkpoint_hash"]
     assert own["changed"] == ["training.tokens: 3072 → 2304"]
 
-    # It resumes as any run, with the stem gone.
+    # It resumes as any run, with the stem gone; the run has its text.
     cut(decay, 8)
+    checked = []
+    monkeypatch.setattr(dry_run, "is_prepared", lambda data: False)
+    monkeypatch.setattr(dry_run, "check_texts", checked.append)
     away = stem.rename(stem.with_name("away"))
     try:
+        assert trained(*fork, "--dry-run") == 0
+        assert not checked
         assert trained(*fork) == 0
     finally:
         away.rename(stem)
     assert files_of(decay, 12) == files_of(straight, 12)
+    assert trained(*fork, "--dry-run") == 0
+    assert len(checked) == 1
 
 
 def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
@@ -119,6 +128,11 @@ def test_dry_run_shows_what_is_left_after_the_fork(stem, capsys):
     assert trained(*DECAY, "--fork", stem, "parent.checkpoint=8", "--dry-run") == 0
     out = capsys.readouterr().out
     assert "4 are left after step 8" in out
+    assert re.search(r"fork of +.*, step 8 ", out)
+    assert "after the fork" not in out  # the learning rate is the same there
+    options = ["--fork", stem, "parent.checkpoint=8", "--dry-run", "training.optimizer.lr=1e-4"]
+    assert trained(*DECAY, *options) == 0
+    assert re.search(r"after the fork +.*learning rate at step 9: ", capsys.readouterr().out)
 
 
 # Extension runs

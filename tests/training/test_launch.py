@@ -4,11 +4,13 @@ import shlex
 from contextlib import nullcontext
 
 import pytest
+import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
 from errors import TrainingError
+from model import find_device
 from run_directory.training_settings import TrainingSettings
 from tests.files import ROOT
 from tests.training.conftest import REFUSED
@@ -85,3 +87,21 @@ def test_shipped_accelerate_configs_pass_checks(file):
     check_launch(PLAIN, used)
     check_world(PLAIN, used, started)
     assert ("ACCELERATE_USE_FSDP" in used) == ("fsdp" in file.stem)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "local_rank", "expected"),
+    [
+        ("auto", 0, 0, "cpu"),
+        ("auto", 2, 0, "cuda:0"),
+        ("auto", 2, 3, "cuda:1"),
+        ("cuda", 2, 1, "cuda:1"),
+        ("cuda:0", 2, 1, "cuda:0"),
+        ("cpu", 2, 1, "cpu"),
+    ],
+)
+def test_each_local_process_has_a_gpu_of_its_own(name, gpus, local_rank, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr("model.devices.torch.empty", lambda size, device: None)
+    assert find_device(name, local_rank) == torch.device(expected)

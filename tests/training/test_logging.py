@@ -170,6 +170,7 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
     # schedulers kill what has not ended by then
     assert 0 < calls["settings"]["finish_timeout"] < 30
+    assert calls["settings"]["finish_timeout_raises"]
     assert console.lines == ["wandb is disabled; training continues: no route"]
 
 

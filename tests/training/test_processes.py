@@ -519,7 +519,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, capsys):
 
 def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path):
     """As on a single GPU: validation, samples and checkpoints of blocks gathered in bfloat16."""
-    overrides.append("training.precision=bfloat16")
+    overrides += ["training.precision=bfloat16", "training.samples.tokens=1"]
     assert trained(*overrides, "--run-dir", tmp_path / "whole") == 0
     overrides += ["training.parallel={sharding: full, processes: 1}"]
     assert shared(1, lambda: trained(*overrides, "--run-dir", tmp_path / "sharded")) == [0]
@@ -621,6 +621,14 @@ def test_signal_to_one_rank_saves_and_requeues_all_ranks(results):
     assert "stopped by" in pair["logs"][0]
     assert "to resume" in pair["logs"][0]
     assert steps_of(folder) == [lines(folder, "train")[-1]["step"]]  # nothing is lost
+
+
+def test_only_one_rank_hashes_the_text_of_a_resumed_run(results):
+    pair = results[1]["resumed"]
+    assert pair["statuses"] == [0, 0], pair["logs"]
+    main, other = pair["verified"]
+    assert len(set(main)) == len(main) == 2  # training and validation text
+    assert other == []
 
 
 def test_errors_of_one_rank_end_all_ranks_with_its_message(results):

@@ -329,10 +329,10 @@ class Rope(PositionalScheme):
             return rotation_plan(context, layout, (cos, sin))
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
-        queries = {
-            branch.query: tuple(context.of_queries(x, dim=2) for x in keys[branch.query])
-            for branch in self._branches
-        }
+        queries = {}
+        for branch in self._branches:
+            cos, sin = keys[branch.query]
+            queries[branch.query] = (context.of_queries(cos, dim=2), context.of_queries(sin, dim=2))
         masks = [self._mask(context, branch) for branch in self._branches]
 
         def write(k: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ def test_the_command(run, tmp_path, call, capsys):
     inputs = tokenizer("ab", return_tensors="pt")
     assert inputs["input_ids"].tolist() == [[256, 97, 98]]
     assert theirs.generation_config.eos_token_id == 257
+    assert theirs.generation_config.pad_token_id == 257  # bytes have no padding
     loaded = Run.open(run).load()
     steps = Generation(loaded.model, [[256, 97, 98]], 20, SamplingParams(temperature=0))
     ids = theirs.generate(**inputs, max_new_tokens=20, do_sample=False)

@@ -15,7 +15,13 @@ from tests.model.zoo import build
 
 MODELS = table("interop/export/classes.yaml")
 # One of each class, and a scaled table without a kind in transformers.
-QUICK = {"p_rope", "mup", *{keys["class"]: name for name, keys in MODELS.items()}.values()}
+QUICK = {
+    "p_rope",
+    "mup",
+    "fixed",
+    "some-sinks",
+    *{keys["class"]: name for name, keys in MODELS.items()}.values(),
+}
 
 
 @pytest.mark.parametrize(
