@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from multiprocessing import connection, forkserver
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -137,16 +138,18 @@ class CellPool:
     def _stop(self, number: signal.Signals) -> None:
         """Send a signal to all workers and what they have started."""
         for _, process, _ in self._running.values():
+            pid = process.pid
+            assert pid is not None  # it was started
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 try:
-                    os.killpg(process.pid, number)
+                    os.killpg(pid, number)
                 except ProcessLookupError:  # it does not lead its group yet
-                    os.kill(process.pid, number)
+                    os.kill(pid, number)
 
     def _start(
         self,
         cell: PlannedCell,
-        context: multiprocessing.context.ForkServerContext,
+        context: ForkServerContext,
         deadline: float,
     ) -> None:
         """Start what is left of a cell, unless it would end too late."""
@@ -235,7 +238,7 @@ def gpus() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
-def start_server() -> multiprocessing.context.ForkServerContext:
+def start_server() -> ForkServerContext:
     """Start the server process. It ignores the signals that a terminal or a scheduler sends to all
     processes of the study."""
     context = multiprocessing.get_context("forkserver")
@@ -264,9 +267,13 @@ def work(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-    share = max(1, (os.cpu_count() or 1) // jobs)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", share)))
+    torch.set_num_threads(threads_of(jobs))
     sys.exit(run_cell(cell, folder))
+
+
+def threads_of(jobs: int) -> int:
+    """The share of a worker in the CPU cores, or what OMP_NUM_THREADS says."""
+    return int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _end_with_study() -> None:
@@ -358,8 +365,9 @@ def read_times(folder: Path) -> pd.DataFrame:
 
 def errors_of(times: pd.DataFrame) -> dict[str, str]:
     """The errors of the last worker of each cell that had any."""
-    last = times[times.begun == times.groupby("cell").begun.transform("last")]
-    return last[last.error != ""].groupby("cell").error.agg("; ".join).to_dict()
+    is_last = times.begun == times.groupby("cell").begun.transform("last")
+    failed = times.loc[is_last & (times.error != "")]
+    return failed.groupby("cell").error.agg("; ".join).to_dict()
 
 
 def seconds_left(commands: pd.DataFrame, times: pd.DataFrame, cells: Sequence[str]) -> float | None:
@@ -369,7 +377,7 @@ def seconds_left(commands: pd.DataFrame, times: pd.DataFrame, cells: Sequence[st
     known = commands.done & wall.notna()
     if not known.any():
         return None
-    is_left = ~commands.done & commands.index.isin(cells, level="cell")
+    is_left = ~commands.done & commands.index.isin(list(cells), level="cell")
     rate = wall[known].sum() / commands.flops[known].sum()
     return float(rate * commands.flops[is_left].sum())
 
@@ -385,7 +393,7 @@ def submit(cells: Sequence[PlannedCell], folder: Path, jobs: int, cluster: str) 
     Raises StudyError without submitit.
     """
     try:
-        import submitit
+        import submitit  # pyright: ignore[reportMissingImports]: an extra
     except ImportError:
         raise StudyError("--launcher requires submitit: pip install -e .[slurm]") from None
     executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=cluster)

@@ -34,9 +34,11 @@ def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[Planne
     errors = errors_of(times)
     earlier = read_object(folder / RESULTS)["cells"] if (folder / RESULTS).is_file() else []
     timings = {cell["id"]: cell["timing"] for cell in earlier}
-    for cell, own in times[times.part != ""].groupby("cell"):
-        sums = own.groupby("part", sort=False)[["wall", "cpu"]].sum().round(2)
-        timings[cell] = {f"{clock}_seconds": sums[clock].to_dict() for clock in sums}
+    for cell, own in times.loc[times.part != ""].groupby("cell"):
+        sums = own.groupby("part", sort=False)
+        for clock in ("wall", "cpu"):
+            seconds = sums[clock].sum().round(2).to_dict()
+            timings.setdefault(str(cell), {})[f"{clock}_seconds"] = seconds
     entries = []
     for cell in cells:
         entries.append(entry_of(cell, errors.get(cell.id), timings.get(cell.id, {})))

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -232,6 +234,39 @@ def test_the_listed_commands_run_in_a_shell_and_finish_the_study(
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert call(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == ""
+    assert call(monkeypatch, file, "--run-dir", folder) == 0
+    assert lasting(results_of(folder)) == lasting(results_of(clean[1]))
+
+
+class FakeExecutor:
+    """submitit.AutoExecutor, whose jobs run at once."""
+
+    def __init__(self, folder: Path, cluster: str):
+        self.parameters = {"cluster": cluster}
+
+    def update_parameters(self, **parameters: int) -> None:
+        self.parameters |= parameters
+
+    def map_array(self, work, *arguments) -> list[SimpleNamespace]:
+        assert self.parameters == {"cluster": "slurm", "slurm_array_parallelism": 2}
+        [work(*each) for each in zip(*arguments, strict=True)]
+        return [SimpleNamespace(job_id=f"7_{n}") for n, _ in enumerate(arguments[0])]
+
+
+def test_jobs_of_a_scheduler_finish_the_study(copied, clean, monkeypatch, capsys):
+    file, folder = copied
+    words = [file, "--run-dir", folder, "--jobs", 2, "--launcher", "slurm"]
+    for cell in CELLS[:2]:
+        shutil.rmtree(folder / "runs" / cell / "evaluation")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(StudyError, match=r"\[slurm\]"):
+        call(monkeypatch, *words)
+    fake = SimpleNamespace(AutoExecutor=FakeExecutor)
+    monkeypatch.setitem(sys.modules, "submitit", fake)
+    assert call(monkeypatch, *words) == 0
+    assert "2 jobs submitted: 7_0, 7_1" in capsys.readouterr().out
+    assert call(monkeypatch, file, "--run-dir", folder, "--list") == 0
     assert capsys.readouterr().out == ""
     assert call(monkeypatch, file, "--run-dir", folder) == 0
     assert lasting(results_of(folder)) == lasting(results_of(clean[1]))

@@ -3,14 +3,23 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from data.files import locked
+from run_directory.console import Console
 from run_directory.run import HOLDER
-from studies.cell_pool import add_time, errors_of, read_times
-from tests.files import results_of
+from run_directory.run_settings import RunSettings
+from studies import cell_pool
+from studies.cell_pool import CellPool, add_time, errors_of, read_times, threads_of
+from studies.planned_cells import PlannedCell
+from studies.study_settings import GridCell
+from tests.files import ROOT, results_of
 from tests.processes import wait_until
 from tests.studies.forks import call, start
 from tests.studies.test_study import lasting
@@ -70,6 +79,43 @@ def test_workers_end_with_a_killed_study(write_study, tmp_path):
             return is_ours
 
     wait_until(is_free, seconds=30)
+
+
+def deaf(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
+    """A worker that ignores the first signal."""
+    os.setsid()
+    signal.signal(signal.SIGINT, lambda *_: (folder / "asked").write_text(""))
+    (folder / "deaf").write_text("")
+    for _ in range(600):
+        time.sleep(0.1)
+
+
+def run_deaf(folder: str) -> None:
+    cell = PlannedCell(GridCell({"scheme": "a"}, ()), RunSettings(), Path(folder))
+    rows = {("scheme=a", "training"): {"flops": 1.0, "done": False}}
+    commands = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["cell", "part"])
+    cell_pool.work = deaf
+    pool = CellPool(Path(folder), commands, 1, Console())
+    pool.run([cell], None)
+    sys.exit(pool.report(""))
+
+
+def test_a_second_signal_kills_workers(tmp_path):
+    line = f"from {__name__} import run_deaf; run_deaf({str(tmp_path)!r})"
+    command = [sys.executable, "-c", line]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    for name in ("deaf", "asked"):
+        wait_until((tmp_path / name).exists)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 128 + signal.SIGINT
+
+
+def test_workers_share_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert [threads_of(jobs) for jobs in (3, 16)] == [2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert threads_of(3) == 5
 
 
 def test_a_cell_that_is_killed_does_not_stop_the_others(write_study, tmp_path):
