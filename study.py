@@ -56,7 +56,7 @@ from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.results.stored import RESULTS, read_results, unfair_comparisons
+from studies.stored_study import RESULTS, read_results, unfair_comparisons
 from studies.study_options import parse_options
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def stored_results(options: Namespace) -> dict:
 
 def print_report(results: dict, folder: Path) -> None:
     from evaluation.reports.document import print_table
-    from studies.report.study_report import write_report
+    from studies.study_report import write_report
 
     report = write_report(results, folder)
     if report.table is not None:

@@ -34,7 +34,7 @@ from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained
 from settings.load import differences, identity, load_settings
-from studies.results.stored import SCHEME
+from studies.stored_study import SCHEME
 from studies.study_settings import EvaluationEntry, GridCell, StudySettings, matches
 from training.checks import check_model
 

@@ -16,7 +16,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from studies.cell_pool import errors_of, read_times
 from studies.planned_cells import PlannedCell
-from studies.results.stored import RESULTS, SCHEME
+from studies.stored_study import RESULTS, SCHEME
 from studies.study_settings import StudySettings
 
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 from settings.fields import StrictSettings, setting
-from studies.results.stored import CONFIDENCE, SCHEME, SEED, TOLERANCE
+from studies.stored_study import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
 _NAME = re.compile(r"^\w[\w.+-]*$")

@@ -21,25 +21,22 @@ from run_directory.parent_run import read_run_settings
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from settings.load import SettingsLayers
-from studies.claims.claim_results import (
-    ClaimVerdict,
-    MeasuredValues,
-    measured_rows,
-    read_rows,
-    verdict_of,
-)
-from studies.claims.claim_settings import ClaimSettings
+from studies.claims.claim_settings import DEFAULTS, ClaimSettings, values_in
 from studies.claims.claim_verdicts import (
     ALPHA,
     REPRODUCED,
+    ClaimVerdict,
+    MeasuredValues,
     PrimaryComparison,
     decide,
     detectable,
+    measured_rows,
+    read_rows,
     sd_bound,
+    verdict_of,
 )
-from studies.claims.expressions import DEFAULTS, values_in
 from studies.planned_cells import PlannedCell
-from studies.results.stored import SEED
+from studies.stored_study import SEED
 from studies.study_run import StudyCall, StudyRun
 from studies.study_settings import cells_of
 from training.checks import input_limit

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import study
 from data.files import write_json
-from studies.report.study_report import StudyReport
+from studies.study_report import StudyReport
 from tests.files import ROOT
 
 
@@ -19,7 +19,7 @@ def noted(results: dict, folder: Path) -> StudyReport:
 
 def call(monkeypatch, *arguments: object, report=noted) -> int:
     """study.py in this process."""
-    monkeypatch.setattr("studies.report.study_report.write_report", report)
+    monkeypatch.setattr("studies.study_report.write_report", report)
     return study.main([*map(str, arguments)])
 
 

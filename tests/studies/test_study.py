@@ -12,9 +12,9 @@ import pytest
 
 from errors import StudyError
 from run_directory.metrics_file import read_metrics
-from studies.report.study_report import write_report
 from studies.study_options import parse_options
 from studies.study_record import VOLATILE
+from studies.study_report import write_report
 from tests.files import ROOT, results_of
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call

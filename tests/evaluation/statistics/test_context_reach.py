@@ -6,7 +6,7 @@ from scipy import stats
 
 from evaluation.results_table import ResultsTable
 from evaluation.statistics.loss_table import VariantLosses, VerdictRules, add_reach
-from tests.studies.results.test_loss_comparison import half_width
+from tests.studies.test_loss_comparison import half_width
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 UNITS = 12

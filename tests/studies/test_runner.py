@@ -5,7 +5,7 @@ import pytest
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.results.stored import unfair_comparisons
+from studies.stored_study import unfair_comparisons
 from studies.study_record import data_order, equal_tokens
 from tests.files import ROOT
 

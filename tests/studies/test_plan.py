@@ -17,7 +17,7 @@ from studies.planned_cells import StudyPlanner
 from studies.study_settings import StudySettings, cells_of, running_order
 from tests.files import table
 
-REFUSED = table("studies/running/refused.yaml")
+REFUSED = table("studies/refused.yaml")
 TEXT = """
 base: [base.yaml, training.tokens=1M]
 grid:
