@@ -27,7 +27,8 @@ class TokenPositions:
         position_end: 1 + the largest position, on the host; used to size tables and check bounds.
         lengths: declared total length of each row, or one value for all rows. Used by schemes that
             depend on the sequence length.
-        unit_steps: positions increase by one from token to token in all rows (plain layout only).
+        unit_steps: positions increase by one from token to token of a document in all rows; in
+            ragged layout it is not read.
 
     Tensors of shape (1, T) apply to all rows.
     """

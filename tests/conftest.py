@@ -1,4 +1,9 @@
-"""Settings of the test suite: one thread, quiet third-party libraries, reproducible fuzzing."""
+"""Settings of the test suite: one thread, quiet third-party libraries, reproducible fuzzing.
+
+Two folders stay in the temporary directory, `pytest-of-USER` and `torchinductor_USER`, which are
+empty after tests that pass. pytest and torch make them, and another run that is under way may be
+using them.
+"""
 
 import os
 from collections.abc import Callable

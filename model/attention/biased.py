@@ -203,7 +203,7 @@ def biased_attention_backward(
                 if sums is not None:
                     of_sums[here] -= slope.sum(1)
                 if with_table:
-                    by_distance = _sum_diagonals(slope, diagonals)  # (H, t + s − 1)
+                    by_distance = sum_diagonals(slope, diagonals)  # (H, t + s − 1)
                     if len(of_table) == 1:
                         by_distance = by_distance.sum(0, keepdim=True)
                     of_table[:, origin : origin + by_distance.shape[1]] += by_distance
@@ -217,7 +217,7 @@ def biased_attention_backward(
     )
 
 
-def _sum_diagonals(x: Tensor, buffers: dict[torch.Size, Tensor]) -> Tensor:
+def sum_diagonals(x: Tensor, buffers: dict[torch.Size, Tensor]) -> Tensor:
     """x (H, t, s) → (H, t + s − 1), the sums of the entries with equal i + j.
 
     Args:

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from model.attention.mask import AttentionMask, AttentionView, Normalizer, mask_dtype
+from model.attention.table_gradient import with_table_gradient
 
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
 
@@ -53,9 +54,12 @@ def flex_attend(
     scale: float,
     normalizer: Normalizer,
 ) -> Tensor:
-    """Each view through FlexAttention, merged by log-sum-exp."""
+    """Each view through FlexAttention, merged by log-sum-exp. Learned biases by distance get their
+    gradients in `model/attention/table_gradient.py`."""
     sink = normalizer.sink
-    if len(views) == 1 and sink is None:
+    learned = [view for view in views if view.mask.learned_table() is not None]
+    is_single = len(views) == 1 and sink is None
+    if is_single and not learned:
         return flex_view(views[0], v, scale, None)
     outputs = []
     logs = []
@@ -65,13 +69,33 @@ def flex_attend(
         logs.append(aux.lse.to(mask_dtype(v))[..., None])  # (B, H, T, 1)
     if sink is not None:
         logs.append(sink.to(logs[0].dtype)[None, :, None, None].expand_as(logs[0]))
-    weights = torch.stack(logs).softmax(0)  # (views [+ 1], B, H, T, 1)
+    merged = outputs[0] if is_single else _merged(outputs, torch.stack(logs)).to(v.dtype)
+    for view in learned:
+        mask = view.mask
+        merged = with_table_gradient(
+            merged,
+            torch.stack(logs).logsumexp(0)[..., 0].detach(),
+            view.q.to(v.dtype),
+            view.k.to(v.dtype),
+            v,
+            mask.learned_table(),
+            mask.document,
+            scale,
+            mask.window,
+        )
+    return merged
+
+
+def _merged(outputs: list[Tensor], logs: Tensor) -> Tensor:
+    """(B, H, T, D) of the outputs of views, from the log-sum-exps of their logits and of the sink
+    (views or views + 1, B, H, T, 1)."""
+    weights = logs.softmax(0)
     # For a query without visible keys in a view, the lse is −inf and the output is undefined.
     parts = [
         torch.where(w > 0, w * out, 0.0)
-        for w, out in zip(weights[: len(views)], outputs, strict=True)
+        for w, out in zip(weights[: len(outputs)], outputs, strict=True)
     ]
-    return torch.stack(parts).sum(0).to(v.dtype)
+    return torch.stack(parts).sum(0)
 
 
 def flex_view(

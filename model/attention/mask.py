@@ -171,6 +171,8 @@ class BiasForms:
         distance: the bias as a function of distance alone.
         key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the
             key.
+        make_table: returns (H, N) the bias at whole distances, in the dtype of the parameters; for
+            functions that are learned or expensive. Called once per pass on a GPU.
         make_flex: returns the bias as FlexAttention evaluates it; called once per pass, outside the
             kernel, where tables can be computed. Where the kernel indexes captured tensors that
             require gradients, the backward pass adds each pair's gradient to the indexed entry;
@@ -180,6 +182,7 @@ class BiasForms:
 
     distance: DistanceFunction | None = None
     key_sums: Tensor | None = None
+    make_table: Callable[[], Tensor] | None = None
     make_flex: Callable[[], BiasFunction] | None = None
     kernel_options: dict[str, Any] = field(default_factory=dict)
 
@@ -196,7 +199,9 @@ class AttentionMask:
         is_band: the mask equals the band.
         window, sinks: of the band; there are sinks with a window only.
         forms: other forms of the bias.
-        unit_steps: positions increase by one from key to key, so distances follow from indices.
+        unit_steps: positions increase by one from key to key of a document, so distances follow
+            from indices.
+        document: (B or 1, S) of the keys.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
         mask_rows: number of distinct rows of the mask alone.
     """
@@ -208,6 +213,7 @@ class AttentionMask:
     device: torch.device
     mask_mod: MaskFunction
     separation: Callable[[Tensor, Tensor, Tensor], Tensor]
+    document: Tensor
     bias: BiasFunction | None = None
     is_plain: bool = False
     is_band: bool = False
@@ -306,8 +312,21 @@ class AttentionMask:
 
     def flex_bias(self) -> BiasFunction | None:
         """The bias as FlexAttention's kernel evaluates it."""
+        if self.forms.make_table is not None:
+            table = self._once("table", self.forms.make_table)
+            if self.learned_table() is not None:
+                table = table.detach()
+            return lambda b, h, i, j: table[h, self.separation(b, i, j).clamp(min=0)]
         make = self.forms.make_flex
         return self.bias if make is None else self._once("flex_bias", make)
+
+    def learned_table(self) -> Tensor | None:
+        """(H, N) bias by distance whose gradient `model/attention/table_gradient.py` computes;
+        None: there is none, or distances do not follow from indices."""
+        if self.forms.make_table is None or not self.unit_steps or self.sinks:
+            return None
+        table = self._once("table", self.forms.make_table)
+        return table if table.requires_grad else None
 
     def by_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The additive mask of each query by row and key/value head, which broadcasts to

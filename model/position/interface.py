@@ -140,13 +140,14 @@ class AttentionContext:
             device=self.device,
             mask_mod=restricted,
             separation=self.separation(),
+            document=self.keys.document,
             bias=bias,
             is_plain=is_plain,
             is_band=is_plain and mask_mod is None,
             window=self.window,
             sinks=self.sinks,
             forms=forms or BiasForms(),
-            unit_steps=is_plain and self.keys.unit_steps,
+            unit_steps=self.keys.unit_steps and self.keys.layout != "ragged",
             rows=1 if is_same else self.batch,
             mask_rows=1 if is_plain and (mask_mod is None or is_same) else self.batch,
             shared=self.block_masks if mask_mod is None else {},
@@ -164,23 +165,20 @@ class AttentionContext:
 
         Args:
             distance: elementwise over (head, position distance).
-            tabulate: on a GPU, compute it once per integer distance and head: for functions that
-                are learned or expensive. The backward pass then adds to as many entries, instead of
-                to a few parameters.
+            tabulate: see `BiasForms.make_table`; real-valued positions have no table.
         """
         separation = self.separation()
 
         def bias(b, h, i, j):
             return distance(h, separation(b, i, j))
 
-        def tabulated() -> BiasFunction:
+        def table() -> Tensor:
             heads = torch.arange(self.heads, device=self.device)[:, None]
             every = torch.arange(self.keys.position_end, device=self.device)[None]
-            table = distance(heads, every).contiguous()  # (H, position_end)
-            return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
+            return distance(heads, every).contiguous()
 
         has_table = tabulate and not self.keys.position.is_floating_point()
-        forms = BiasForms(distance=distance, make_flex=tabulated if has_table else None)
+        forms = BiasForms(distance=distance, make_table=table if has_table else None)
         return self.mask(bias=bias, forms=forms)
 
     def separation(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

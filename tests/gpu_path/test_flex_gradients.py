@@ -5,14 +5,21 @@ Eager FlexAttention computes gradients on a CPU once `_validate_device`, which f
 nothing.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
+from model import TokenPositions
+from model.attention import table_gradient
+from model.attention.kernels import attend
+from model.attention.mask import AttentionView, Normalizer
 from model.position import PositionSettings
 from tests.gpu_path.common import LAYOUTS, flex_tests, gradients
-from tests.model.zoo import CASES, build, ids, reach_of
+from tests.model.alone import context_of, drawn, normal, scheme_of
+from tests.model.zoo import CASES, H, build, close, ids, packed, reach_of
 
 pytestmark = flex_tests
 
@@ -74,3 +81,54 @@ def test_flex_matches_dense_outputs_and_gradients(case, layout, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_flex_matches_dense_outputs_and_gradients_in_every_case(case, layout, monkeypatch):
     compare(case, layout, monkeypatch, layers=3)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "t", "s", "window"),
+    [
+        ("plain", 23, 23, None),
+        ("plain", 9, 30, None),
+        ("plain", 16, 16, 6),
+        ("plain", 17, 31, 14),
+        ("plain", 8, 20, 2),
+        ("packed", 23, 23, None),
+        ("packed", 23, 23, 5),
+    ],
+)
+def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatch):
+    """Against the dense kernel, in blocks of 4: several diagonals, queries that are not the first
+    tokens, and lengths that are no multiple of a block."""
+    monkeypatch.setattr(table_gradient, "BLOCK", 4)
+    table = normal(H, s + 3, seed=5).requires_grad_()
+    positions = TokenPositions.plain(s)
+    if layout == "packed":
+        positions = packed([[9, s - 9], [s - 2, 2]])
+    scheme = scheme_of("none", window=window)
+    context = context_of(scheme, positions.last(t), positions)
+    mask = context.distance_mask(lambda h, d: table[h, d.clamp(min=0)], tabulate=True)
+    sinks = normal(H, seed=6).requires_grad_() if sink else None
+    leaves = [x.requires_grad_() for x in drawn(t, s)]
+    q, k, v = leaves
+    views = [AttentionView(q, k, mask)]
+    inputs = [*leaves, table] + ([] if sinks is None else [sinks])
+    found = []
+    for kernel in ("dense", "flex"):
+        out = attend(views, v, 0.3, kernel, Normalizer(sinks))
+        found.append((out, *torch.autograd.grad((out * normal(*out.shape, seed=7)).sum(), inputs)))
+    for expected, ours in zip(*found, strict=True):
+        close(ours, expected, atol=1e-11)
+    assert mask.learned_table() is not None
+
+
+@pytest.mark.parametrize("case", ["skipped", "sinks", "fixed"])
+def test_tables_without_a_pass_of_their_own(case):
+    """Where distances do not follow from indices, in cached sinks, and without a gradient."""
+    positions = TokenPositions.plain(9)
+    if case == "skipped":
+        positions = replace(positions, position=2 * positions.position, unit_steps=False)
+    limits = {"window": 4, "sinks": 2} if case == "sinks" else {}
+    context = context_of(scheme_of("none", **limits), positions)
+    table = normal(H, 20).requires_grad_(case != "fixed")
+    mask = context.distance_mask(lambda h, d: table[h, d.clamp(min=0)], tabulate=True)
+    assert mask.learned_table() is None

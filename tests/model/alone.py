@@ -152,7 +152,7 @@ def bias_of(scheme: PositionalScheme, tokens: int | TokenPositions, rows: int = 
     mask = pairs_of(scheme, positions, rows=rows)
     count = positions.order.shape[1]
     bias = mask.bias(*mask.indices(0, count, slice(0, count)))
-    if mask.forms.distance is not None and mask.unit_steps:
+    if mask.forms.distance is not None and mask.is_by_distance:
         by_distance = mask.by_distance()[:, :count].flip(1)  # entry m is for d = T − 1 − m
         close(by_distance, bias[0, :, -1].flip(-1), atol=1e-12)
     return bias.detach().tril()

@@ -252,7 +252,6 @@ def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) ->
         "packed",
         reach,
         (length or positions.shape[1],),
-        unit_steps=False,
     )
 
 
