@@ -87,6 +87,11 @@ def parser_of(usage: str | None) -> SettingsParser:
         help="print the whole summary below the tables",
     )
     add(
+        "--no-report",
+        action="store_true",
+        help="write only the numbers: results.json and results.csv",
+    )
+    add(
         "--dry-run",
         action="store_true",
         help="list what is measured and estimate the memory",
@@ -112,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # a scheduler's SIGTERM saves like Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = shlex.join(["python", "evaluate.py", *arguments])
-    output = run_evaluation([run_of(run) for run in runs], settings, command, options.dry_run)
+    folders = [run_of(run) for run in runs]
+    output = run_evaluation(folders, settings, command, options.dry_run, options.no_report)
     if output is not None:
         show(output.report, output.files, options.verbose)
     return 0

@@ -4,6 +4,7 @@
     python study.py configs/studies/quick.yaml              again: resume where it stopped
     python study.py configs/studies/quick.yaml --report     write the report of the finished cells
     python study.py configs/studies/quick.yaml --dry-run    list the cells, the remaining work and time
+    python study.py configs/studies/quick.yaml --list       print the commands that are left, for a shell
     python study.py configs/studies/quick.yaml --jobs 4     run four cells at a time, on CPU or GPUs
     python study.py configs/studies/quick.yaml --hours 8    start no cell that would end later
     python study.py configs/studies/quick.yaml report.baseline=none      override a setting
@@ -31,14 +32,17 @@ A study file:
 The study's directory, by default runs/studies/<name of the file>, contains
 
     study.yaml                    the resolved settings
-    runs/scheme=rope,seed=0/ ...  one run directory per cell; reused if its settings are the same
-    cells/, logs/                 the state and the output of each cell
+    runs/scheme=rope,seed=0/ ...  one run directory per cell: the only record of what is done
+    logs/                         the output of each cell
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
-    study.log                     one line per event
+    study.log, times.jsonl        one line per event, and per command that ran
 
-The same command on several machines with a common folder divides the cells among them, as in
-`sbatch --array=1-8`. A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
+A study is a list of commands: `--list` prints them, one per line, each of which runs in a shell, in
+GNU parallel or as a job; the lines of one cell run in their order. `--launcher slurm` submits each
+cell as a job; SBATCH_PARTITION and other variables of sbatch select its resources. The same command
+on several machines with a common folder divides the cells among them, as in `sbatch --array=1-8`.
+A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
 files wherever they appear, so an override in `base` also takes precedence over the files of the
 grid.
 """
@@ -46,15 +50,17 @@ grid.
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from errors import printable
+from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.grid import cells_of
-from studies.options import parse_options
-from studies.results.stored import RESULTS, read_results, unfair_comparisons
-from studies.running.study_call import StudyCall
+from studies.stored_study import RESULTS, read_results, unfair_comparisons
+from studies.study_options import parse_options
+
+if TYPE_CHECKING:
+    from studies.study_run import StudyCall
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,52 +89,56 @@ def claims(options: Namespace) -> int:
     return run_claim(Claim(options.file, options.study), call)
 
 
-def study_call(options: Namespace) -> StudyCall:
-    """Prepare this process to fork the cells of a study."""
-    import train
+def study_call(options: Namespace) -> "StudyCall":
+    # these import torch, which --help and a mistyped setting do not need
     from interop.runs import with_imported_parent
-    from studies.running.children import prepare_parent
+    from studies.cell_pool import gpus
+    from studies.study_run import StudyCall
 
-    prepare_parent(options)
-    return StudyCall(options, Console(), train.main, with_imported_parent)
+    options.jobs = options.jobs or max(1, len(gpus()))
+    return StudyCall(options, Console(), with_imported_parent)
 
 
 def run_study(options: Namespace) -> int:
-    """Run the study, or print its forecast; returns the exit status."""
-    # this imports torch, which --help and a mistyped setting do not need
-    from studies.running.session import StudySession
+    """Run the study, or print or submit its commands; returns the exit status."""
+    from studies.study_run import StudyRun
 
     call = study_call(options)
     folder = options.folder
-    session = StudySession(options.study, options.name, folder, call)
-    if options.dry_run:
-        session.dry_run()
+    run = StudyRun(options.study, options.name, folder, call)
+    pool = run.run()
+    if pool is None:
         return 0
-    progress, received = session.run()
-    results = session.gather()
+    results = run.gather()
     for line in unfair_comparisons(results["checks"]):
         call.console.warn(line)
     call.console.info(f"results: {folder / RESULTS}")
-    if received is None and any(cell["evaluations"] for cell in results["cells"]):
+    if pool.received is None and any(cell["evaluations"] for cell in results["cells"]):
         print_report(results, folder)
-    return progress.report(received, options.repeat)
+    return pool.report(options.repeat)
 
 
 def stored_results(options: Namespace) -> dict:
-    """The stored results of a study, under its present report settings and variants."""
+    """The results of a study, under its present report settings and variants."""
     study = options.study
-    if (options.folder / "cells").is_dir():
-        from studies.running.cell_record import gather
+    if (options.folder / "runs").is_dir():
+        from studies.study_run import StudyRun
 
-        return gather(study, options.name, options.folder, cells_of(study))
-    results = read_results(options.folder)  # without the cells, as when it was copied alone
+        call = study_call(options)
+        try:
+            run = StudyRun(study, options.name, options.folder, call)
+            run.prepare()
+            return run.gather()
+        except UserError as error:  # such as a text that is not here
+            call.console.warn(f"the report is of {options.folder / RESULTS} as it is: {error}")
+    results = read_results(options.folder)  # also without the runs, as when it was copied alone
     results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
     return results
 
 
 def print_report(results: dict, folder: Path) -> None:
     from evaluation.reports.document import print_table
-    from studies.report.study_report import write_report
+    from studies.study_report import write_report
 
     report = write_report(results, folder)
     if report.table is not None:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data.files import write_text
+from data.files import sha256_of, write_text
 from data.task_data import generated
 from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
@@ -48,6 +48,9 @@ from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump
+
+RECORD = "results.json"
+SUMS = "SHA256SUMS"  # of results.json, for `sha256sum --check`
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,15 @@ def run_evaluation(
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
         files = report.write_numbers(folder) if numbers_only else report.write(folder)
         write_text(folder / "settings.yaml", dump(settings))
+        write_text(folder / SUMS, f"{sha256_of(folder / RECORD)}  {RECORD}\n")
         return EvaluationOutput(report, folder, files)
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether results.json is as the evaluation has written it, or has no hash, as those of earlier
+    versions."""
+    sums = folder / SUMS
+    return not sums.is_file() or sums.read_text().split()[:1] == [sha256_of(folder / RECORD)]
 
 
 def show(

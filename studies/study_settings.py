@@ -1,13 +1,18 @@
 """The settings of a study."""
 
+import fnmatch
+import itertools
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 from settings.fields import StrictSettings, setting
-from studies.results.stored import CONFIDENCE, SCHEME, TOLERANCE
+from studies.stored_study import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
 _NAME = re.compile(r"^\w[\w.+-]*$")
@@ -209,3 +214,48 @@ def _skip_problems(
 def matches(axes: dict[str, str], skip: list[dict[str, list[str]]]) -> bool:
     """Whether an entry of `skip` matches a cell on all of the entry's axes."""
     return any(all(axes[axis] in out for axis, out in entry.items()) for entry in skip)
+
+
+# The grid's cells.
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One training run and its evaluations."""
+
+    axes: dict[str, str]
+    arguments: tuple[str, ...]  # settings files and overrides of train.py
+
+    @property
+    def id(self) -> str:
+        """`scheme=rope,seed=0`: also the name of the run directory."""
+        return ",".join(f"{axis}={label}" for axis, label in self.axes.items())
+
+
+def cells_of(study: StudySettings) -> list[GridCell]:
+    """All combinations of labels that `skip` does not exclude, in the order of the grid, the last
+    axis fastest.
+
+    Raises StudyError if there are none.
+    """
+    cells = []
+    for labels in itertools.product(*study.grid.values()):
+        axes = dict(zip(study.grid, labels, strict=True))
+        if not matches(axes, study.skip):
+            own = [study.grid[axis][label] for axis, label in axes.items()]
+            cells.append(GridCell(axes, tuple(itertools.chain(study.base, *own))))
+    if not cells:
+        raise StudyError("skip excludes every cell of the grid; remove an entry")
+    return cells
+
+
+def running_order(
+    cells: Sequence[GridCell], study: StudySettings, pattern: str | None = None
+) -> list[GridCell]:
+    """The cells whose name matches the pattern, those of the first seed first, so that an
+    unfinished study can compare all schemes. Raises StudyError for none."""
+    selected = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]
+    if not selected:
+        raise StudyError(f"--only {pattern}: no cell matches; the first cell is {cells[0].id}")
+    seeds = list(study.grid.get(SEED, {}))
+    return sorted(selected, key=lambda cell: seeds.index(cell.axes[SEED]) if seeds else 0)

@@ -19,7 +19,7 @@ from evaluation.reports.report import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main
-from studies.report.training_figure import differences, read_curves, training_figure
+from studies.training_figure import differences, read_curves, training_figure
 
 
 def main() -> int:

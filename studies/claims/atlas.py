@@ -34,10 +34,16 @@ from evaluation.reports.figures import (
     save,
 )
 from run_directory.console import duration
-from studies.claims.claim_results import ClaimVerdict
 from studies.claims.claim_run import Claim
 from studies.claims.claim_settings import QUESTIONS
-from studies.claims.claim_verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
+from studies.claims.claim_verdicts import (
+    ALPHA,
+    INCONCLUSIVE,
+    REFUTED,
+    REPRODUCED,
+    ClaimVerdict,
+    holm,
+)
 
 FIGURE = "figure"
 OVERVIEW = "figures/atlas.png"

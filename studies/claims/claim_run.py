@@ -6,6 +6,7 @@ import subprocess
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,28 +21,24 @@ from run_directory.parent_run import read_run_settings
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from settings.load import SettingsLayers
-from studies.claims.claim_results import (
-    ClaimVerdict,
-    MeasuredValues,
-    measured_rows,
-    read_rows,
-    verdict_of,
-)
-from studies.claims.claim_settings import ClaimSettings
+from studies.claims.claim_settings import DEFAULTS, ClaimSettings, values_in
 from studies.claims.claim_verdicts import (
     ALPHA,
     REPRODUCED,
+    ClaimVerdict,
+    MeasuredValues,
     PrimaryComparison,
     decide,
     detectable,
+    measured_rows,
+    read_rows,
     sd_bound,
+    verdict_of,
 )
-from studies.claims.expressions import DEFAULTS, values_in
-from studies.grid import cells_of
-from studies.results.stored import SEED
-from studies.running.plan import PlannedCell
-from studies.running.session import StudySession
-from studies.running.study_call import StudyCall
+from studies.planned_cells import PlannedCell
+from studies.stored_study import SEED
+from studies.study_run import StudyCall, StudyRun
+from studies.study_settings import cells_of
 from training.checks import input_limit
 
 ROOT = Path("runs/claims")
@@ -133,7 +130,7 @@ class Claim:
                 "result; restore them, or give the changed claim another name"
             )
 
-    def session(self, call: StudyCall, pilot: int = 0) -> StudySession:
+    def study_run(self, call: StudyCall, pilot: int = 0) -> StudyRun:
         """The study of the claim, or with `pilot` the same on as many seeds and on targets for
         the choice of settings. Raises StudyError for a value that no evaluation measures."""
         study = self.settings
@@ -149,9 +146,9 @@ class Claim:
             study = study.model_copy(update=update)
             folder = self.root / f"{name}.pilot"
         shared = self.root / SHARED
-        session = StudySession(study, name, folder, call, shared)
-        self._check_values(session.plans)
-        return session
+        run = StudyRun(study, name, folder, call, shared)
+        self._check_values(run.cells)
+        return run
 
     def freeze(self) -> None:
         """Record the hash and the commit of the file before the first cell runs. Raises StudyError
@@ -251,7 +248,7 @@ class Claim:
             for condition in claim.conditions(arm):
                 self._check_value("learned", condition.value, plan)
                 length = condition.value.get("length") or 0
-                longest = plan.trained_range[1]
+                _, longest = trained_range(plan.settings)
                 if length > longest:
                     raise StudyError(
                         f"{self.file}: learned: length {length} is beyond the trained length "
@@ -265,7 +262,7 @@ class Claim:
         if settings is None:
             raise StudyError(f"{self.file}: {place}: no evaluation of {plan.id} measures {value}")
         measured = {
-            "length": plan.lengths_of(settings),
+            "length": lengths_of(plan.settings, settings),
             "method": list(settings.methods),
         }
         asked = DEFAULTS | value
@@ -276,12 +273,34 @@ class Claim:
                     f"not measure: {', '.join(map(str, known))}"
                 )
         limit = input_limit(plan.settings)
-        inputs = plan.inputs(asked["length"] or 1)
+        inputs = inputs_of(plan.settings, asked["length"] or 1)
         if asked["method"] == TRAINED and limit is not None and inputs > limit:
             raise StudyError(
                 f"{self.file}: {place} needs {inputs} positions at length {asked['length']}, but "
                 f"{plan.id} has {limit}; compare shorter lengths, or another scheme"
             )
+
+
+def trained_range(run: RunSettings) -> tuple[int, int]:
+    """The smallest and the largest trained length: of problems, for a task on symbols."""
+    source = run.data.source
+    length = run.train_length
+    return source.bounds if isinstance(source, SymbolSource) else (length, length)
+
+
+def lengths_of(run: RunSettings, settings: Any) -> list[int]:
+    """The lengths of an evaluation; the largest of each range of a task on symbols."""
+    if isinstance(run.data.source, SymbolSource):
+        return [longest for _, longest in settings.ranges(trained_range(run))]
+    return settings.grid(run.train_length)
+
+
+def inputs_of(run: RunSettings, length: int) -> int:
+    """The tokens of an input of a length: that of its problem, for a task on symbols."""
+    source = run.data.source
+    if isinstance(source, SymbolSource):
+        return source.model_copy(update={"lengths": length}).inputs(run.data.bos)
+    return length
 
 
 def is_complete(results: dict) -> bool:

@@ -11,7 +11,7 @@ from settings.load import load_settings
 from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
-from studies.running.study_call import StudyCall
+from studies.study_run import StudyCall
 
 CLAIMS = Path("configs/claims")
 COLUMNS = ["claim", "question", "cells", "status", "cost", "left"]
@@ -40,25 +40,24 @@ def run_claims(call: StudyCall) -> int:
         cells = str(claim.record.get("cells", ""))
         if not claim.is_decided:
             try:
-                session = claim.session(call)
+                run = claim.study_run(call)
             except StudyError:  # of this claim, such as a text that is not here
                 absent.append(claim)
             else:
-                seconds = [sum(parts.values()) for _, parts in session.left()]
-                count = len(session.plans)
-                left[claim.name] = sum(seconds)
-                cells = f"{count - len(seconds)} of {count}"
+                commands = run.commands
+                is_done = commands.done.groupby("cell").all()
+                left[claim.name] = commands.flops[~commands.done].sum()
+                cells = f"{is_done.sum()} of {len(is_done)}"
         rows.append([
             claim.name,
             claim.settings.question,
             cells,
             claim.status,
             f"{duration(claim.record['cpu_seconds'])} CPU" if claim.is_decided else "",
-            duration(left[claim.name]) if claim.name in left else "",
+            f"{left[claim.name]:.1e} FLOPs" if claim.name in left else "",
         ])  # fmt: skip
     console.table(counted(len(claims), "claim"), COLUMNS, rows)
-    total = duration(sum(left.values()) / options.jobs)
-    print(f"left: {total} with {counted(options.jobs, 'job')}; cells that claims share count twice")
+    print(f"left: {sum(left.values()):.1e} FLOPs; cells that claims share count twice")
     if absent:
         console.warn(
             f"{counted(len(absent), 'claim')} cannot run here; to print the reason: "
@@ -95,18 +94,17 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
     """Run one claim, or its pilot; returns the exit status."""
     options = call.options
     console = call.console
-    session = claim.session(call, call.options.pilot)
+    run = claim.study_run(call, options.pilot)
     if not options.pilot:
         claim.check_frozen()
         claim.check_power(console)
-    if options.dry_run:
-        session.dry_run()
+        if not options.dry_run:
+            claim.freeze()
+    pool = run.run()
+    if pool is None:
         return 0
-    if not options.pilot:
-        claim.freeze()
-    progress, received = session.run()
-    results = session.gather()
-    status = progress.report(received, options.repeat)
+    results = run.gather()
+    status = pool.report(options.repeat)
     if not options.pilot:
         _print_verdict(claim, results, console)
     elif is_complete(results):

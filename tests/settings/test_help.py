@@ -8,7 +8,7 @@ from errors import ConfigError
 from run_directory.run_settings import RunSettings
 from settings.fields import leaves
 from settings.help import describe_setting
-from studies import options as study_options
+from studies import study_options
 from tests.settings.toy import Root
 from training import train_options
 

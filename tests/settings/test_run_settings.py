@@ -11,7 +11,7 @@ from errors import ConfigError
 from evaluation.protocols import settings_class
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, dropped_settings, identity, load_settings
-from studies.options import study_of
+from studies.study_options import study_of
 from tests.files import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -1,15 +1,14 @@
-"""A study whose cells run as forks of this process, so that imports happen once."""
+"""Calls of study.py in this process and in another one."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import study
-import train
 from data.files import write_json
-from studies.report.study_report import StudyReport
-from studies.running.children import start_child
-
-HEAVY = train  # imported here, so that no fork has to
+from studies.study_report import StudyReport
+from tests.files import ROOT
 
 
 def noted(results: dict, folder: Path) -> StudyReport:
@@ -20,14 +19,17 @@ def noted(results: dict, folder: Path) -> StudyReport:
 
 def call(monkeypatch, *arguments: object, report=noted) -> int:
     """study.py in this process."""
-    monkeypatch.setattr("studies.report.study_report.write_report", report)
+    monkeypatch.setattr("studies.study_report.write_report", report)
     return study.main([*map(str, arguments)])
 
 
-def fork_call(log: Path, *arguments: object) -> int:
-    """study.py in a child that leads a process group; the child's id."""
-    return start_child(lambda: study.main([*map(str, arguments)]), log)
-
-
-def exit_status(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def start(log: Path, *arguments: object) -> subprocess.Popen:
+    """study.py in a process of its own."""
+    with open(log, "w", encoding="utf-8") as output:
+        return subprocess.Popen(
+            [sys.executable, "study.py", *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=output,
+        )

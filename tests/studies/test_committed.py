@@ -21,9 +21,9 @@ from evaluation.tasks.drawn_items import draw_text
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.grid import cells_of
-from studies.options import study_of
-from studies.running.plan import StudyPlanner
+from studies.planned_cells import StudyPlanner
+from studies.study_options import study_of
+from studies.study_settings import cells_of
 from tests.files import ROOT
 
 STUDIES = sorted(

@@ -1,17 +1,21 @@
 """study.py end to end: its files, what it reuses, what it rejects."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from errors import StudyError
 from run_directory.metrics_file import read_metrics
-from studies.options import parse_options
-from studies.report.study_report import write_report
-from studies.running.cell_record import VOLATILE
-from tests.files import results_of
+from studies.study_options import parse_options
+from studies.study_record import VOLATILE
+from studies.study_report import write_report
+from tests.files import ROOT, results_of
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call
 
@@ -174,9 +178,11 @@ def test_dry_run_starts_nothing(clean, monkeypatch, capsys, tmp_path):
     file, folder = clean
     assert call(monkeypatch, file, "--run-dir", folder, "--dry-run") == 0
     assert "everything is done" in capsys.readouterr().out
+    assert call(monkeypatch, file, "--run-dir", folder, "--list") == 0
+    assert capsys.readouterr().out == ""
     assert call(monkeypatch, file, "--run-dir", tmp_path / "new", "--dry-run") == 0
     output = capsys.readouterr().out
-    assert "4 of 4 cells left" in output
+    assert "4 of 4 cells left\n" in output
     assert not (tmp_path / "new").exists()
 
 
@@ -207,3 +213,89 @@ def test_the_report_needs_only_the_stored_results(clean, figures, monkeypatch, t
     for words in (["--report", "--run-dir", tmp_path / "nowhere"], []):
         with pytest.raises(StudyError):
             call(monkeypatch, *words)
+
+
+def test_the_listed_commands_run_in_a_shell_and_finish_the_study(
+    copied, clean, monkeypatch, capsys
+):
+    file, folder = copied
+    words = [file, "--run-dir", folder, "--list"]
+    shutil.rmtree(folder / "runs" / CELLS[1] / "evaluation")
+    shutil.rmtree(folder / "runs" / CELLS[2])
+    assert call(monkeypatch, *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["train.py", "evaluate.py", "evaluate.py"]
+    subprocess.run(
+        ["sh", "-e"],
+        input="\n".join(lines),
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert call(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == ""
+    assert call(monkeypatch, file, "--run-dir", folder) == 0
+    assert lasting(results_of(folder)) == lasting(results_of(clean[1]))
+
+
+class FakeExecutor:
+    """submitit.AutoExecutor, whose jobs run at once."""
+
+    def __init__(self, folder: Path, cluster: str):
+        self.parameters = {"cluster": cluster}
+
+    def update_parameters(self, **parameters: int) -> None:
+        self.parameters |= parameters
+
+    def map_array(self, work, *arguments) -> list[SimpleNamespace]:
+        assert self.parameters == {"cluster": "slurm", "slurm_array_parallelism": 2}
+        [work(*each) for each in zip(*arguments, strict=True)]
+        return [SimpleNamespace(job_id=f"7_{n}") for n, _ in enumerate(arguments[0])]
+
+
+def test_jobs_of_a_scheduler_finish_the_study(copied, clean, monkeypatch, capsys):
+    file, folder = copied
+    words = [file, "--run-dir", folder, "--jobs", 2, "--launcher", "slurm"]
+    for cell in CELLS[:2]:
+        shutil.rmtree(folder / "runs" / cell / "evaluation")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(StudyError, match=r"\[slurm\]"):
+        call(monkeypatch, *words)
+    fake = SimpleNamespace(AutoExecutor=FakeExecutor)
+    monkeypatch.setitem(sys.modules, "submitit", fake)
+    assert call(monkeypatch, *words) == 0
+    assert "2 jobs submitted: 7_0, 7_1" in capsys.readouterr().out
+    assert call(monkeypatch, file, "--run-dir", folder, "--list") == 0
+    assert capsys.readouterr().out == ""
+    assert call(monkeypatch, file, "--run-dir", folder) == 0
+    assert lasting(results_of(folder)) == lasting(results_of(clean[1]))
+
+
+@pytest.mark.parametrize("changed", ["targets=7", "seed=1"])
+def test_an_evaluation_with_another_setting_is_left(
+    copied, write_study, monkeypatch, capsys, changed
+):
+    file = write_study(STUDY.replace("targets=8", f"targets=8, {changed}"))
+    assert call(monkeypatch, file, "--run-dir", copied[1], "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["evaluate.py"] * 4
+
+
+def test_a_study_whose_text_is_gone_is_reported_from_its_results(
+    copied, write_study, monkeypatch, capsys
+):
+    folder = copied[1]
+    file = write_study(STUDY.replace("[{base}]", "[{base}, data.source.path=nowhere]"))
+    assert call(monkeypatch, file, "--run-dir", folder, "--report") == 0
+    assert "nowhere" in capsys.readouterr().err
+    assert json.loads((folder / "report.html").read_text("utf-8")) == results_of(folder)
+
+
+def test_an_evaluation_of_another_checkpoint_is_left(copied, monkeypatch, capsys):
+    file, folder = copied
+    stored = folder / "runs" / CELLS[0] / "evaluation" / "held-out" / "results.json"
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"checkpoint_hash": "0"}))
+    assert call(monkeypatch, file, "--run-dir", folder, "--list") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[1] == "evaluate.py"

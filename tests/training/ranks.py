@@ -22,7 +22,7 @@ import torch
 
 import training.setup
 from data import DataError
-from data.preparation import prepare as preparation
+from data.preparation import preparation
 from data.sampling.batches import BatchSampler
 from data.store import TokenStore
 from errors import TrainingError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.preparation import prepare as preparation
+from data.preparation import preparation
 from errors import TrainingError
 from evaluation.monitor import monitor_targets
 from run_directory.checkpoints import find_checkpoint, save_weights

@@ -6,7 +6,7 @@ from scipy import stats
 
 from evaluation.results_table import results_table, select
 from evaluation.statistics.loss_table import VariantLosses, VerdictRules, reach_rows
-from tests.studies.results.test_loss_comparison import half_width
+from tests.studies.test_loss_comparison import half_width
 from tests.tables import find, value
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)

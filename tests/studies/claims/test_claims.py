@@ -11,9 +11,9 @@ import pytest
 from errors import ConfigError, StudyError
 from settings.load import load_settings
 from studies.claims.atlas import write_atlas
-from studies.claims.claim_results import MeasuredValues, read_rows, verdict_of
 from studies.claims.claim_run import Claim, commit_of
 from studies.claims.claim_settings import ClaimSettings
+from studies.claims.claim_verdicts import MeasuredValues, read_rows, verdict_of
 from studies.claims.command import load_claims
 from tests.files import ROOT, table
 from tests.studies.claims.recomputed import verdict

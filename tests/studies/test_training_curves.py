@@ -13,7 +13,7 @@ from run_directory.metrics_file import MetricsFile
 from run_directory.run import MANIFEST, model_hash
 from run_directory.run_names import names_of
 from scripts.plots import plot_run
-from studies.report.training_figure import read_curves, training_figure
+from studies.training_figure import read_curves, training_figure
 from tests.artists import ends
 
 

@@ -1,14 +1,12 @@
 """Cells of a study are comparable: equal initial weights and equal data, both recorded."""
 
 import pytest
-import torch
 
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.results.stored import unfair_comparisons
-from studies.running.cell_record import data_order, equal_tokens
-from studies.running.children import set_threads, value_of
+from studies.stored_study import unfair_comparisons
+from studies.study_record import data_order, equal_tokens
 from tests.files import ROOT
 
 SCHEMES = [
@@ -60,14 +58,3 @@ def test_different_batches_and_unequal_tokens_are_reported():
     assert not equal_tokens([*fair, entry("d", "x", tokens=200)])
     assert equal_tokens([entry("a", "x", size="s"), entry("a", "z", tokens=200, size="m")])
     assert len(unfair_comparisons({"data_order": [first], "equal_tokens": False})) == 2
-
-
-def test_children_share_cores(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-
-    def threads(jobs: int) -> int:
-        set_threads(jobs)
-        return torch.get_num_threads()
-
-    assert [value_of(lambda jobs=jobs: threads(jobs)) for jobs in (3, 16)] == [2, 1]

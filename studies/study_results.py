@@ -32,7 +32,7 @@ from evaluation.statistics.loss_table import (
     verdict_rows,
 )
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
-from studies.results.stored import CONFIDENCE, Group, StoredStudy, title_of
+from studies.stored_study import CONFIDENCE, Group, StoredStudy, title_of
 
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping")  # with the loss of units by length
 NOT_ABOVE = "not shown above chance"

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from evaluation.results_table import select
-from studies.report.study_report import findings as findings_of
-from studies.report.study_report import write_report
+from studies.study_report import findings as findings_of
+from studies.study_report import write_report
 from tests.artists import ends
-from tests.studies.results.test_loss_comparison import derived
 from tests.studies.synthetic import results, with_others
+from tests.studies.test_loss_comparison import derived
 from tests.tables import value
 
 VOID = {"meta", "link", "br", "img"}

@@ -65,9 +65,19 @@ def parser_of(usage: str) -> SettingsParser:
         help="write the report of the finished cells, without running any, and exit",
     )
     add(
+        "--list",
+        action="store_true",
+        help="prepare the text, print the commands that are left, and exit",
+    )
+    add(
+        "--launcher",
+        choices=["slurm"],
+        help="submit each cell as a job (requires submitit) instead of running it, and exit",
+    )
+    add(
         "--dry-run",
         action="store_true",
-        help="print the cells and the estimated time, and exit",
+        help="print the cells and what is left of them, and exit",
     )
     return parser
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from errors import StudyError
-from studies.report.study_report import findings
-from studies.results.stored import read_study
-from studies.results.study_results import read_losses
+from studies.stored_study import read_study
+from studies.study_report import findings
+from studies.study_results import read_losses
 from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
 from tests.tables import find, value
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from evaluation.reports.task_report import task_tables
-from studies.results.stored import read_study
-from studies.results.study_results import read_other
-from tests.studies.results.test_loss_comparison import half_width, mean_and_half
+from studies.stored_study import read_study
+from studies.study_results import read_other
 from tests.studies.synthetic import TASK_LENGTHS, results, with_others
+from tests.studies.test_loss_comparison import half_width, mean_and_half
 from tests.tables import find, value
 
 

@@ -1,0 +1,344 @@
+"""The planned cells of a study, with validated settings, and their command lines.
+
+A cell is a line of train.py and a line of evaluate.py for each of its evaluations. Its run
+directory is the only record of what is done: the checkpoint of the last step, and results of an
+evaluation of this checkpoint under the same settings.
+
+Planning loads settings, builds models on the meta device and checks that files exist; it prepares
+and trains nothing.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from data import DataSettings, is_prepared
+from data.files import canonical_hash, read_object, write_text
+from errors import StudyError, TrainingError, UserError
+from evaluation.evaluate_runs import is_intact
+from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
+from evaluation.protocols import settings_class
+from evaluation.reports.document import counted
+from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
+from model import ModelError
+from run_directory.checkpoints import Checkpoint, find_checkpoint, steps_of
+from run_directory.parent_run import read_run_settings
+from run_directory.position_overrides import override
+from run_directory.precision import auto_precision, resolve_precision
+from run_directory.run import Run, is_run
+from run_directory.run_names import scheme_names
+from run_directory.run_settings import RunSettings
+from run_directory.stages import last_trained
+from settings.load import differences, identity, load_settings
+from studies.stored_study import SCHEME
+from studies.study_settings import EvaluationEntry, GridCell, StudySettings, matches
+from training.checks import check_model
+
+# Errors reported per cell; any other exception is a bug and keeps its traceback.
+USER_ERRORS = (UserError, OSError)
+
+PRECISION_FILE = "precision.txt"
+TRAINING = "training"  # the part of a cell besides its evaluations
+STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of train.py or evaluate.py. `part`: `training`, or the name of the evaluation."""
+
+    part: str
+    script: str
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The line, quoted for a shell."""
+        return shlex.join(["python", f"{self.script}.py", *self.arguments])
+
+
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """One evaluation of one cell.
+
+    Attributes:
+        arguments: of evaluate.py. Preparing the text adds the folder of another corpus.
+        data: another corpus, tokenized as the run's; None: the run's own.
+        store_setting: the setting of evaluate.py that selects the corpus.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    settings: MeasurementSettings
+    data: DataSettings | None = None
+    store_setting: str = ""
+
+
+@dataclass
+class PlannedCell:
+    """A cell with validated settings, and its run directory."""
+
+    cell: GridCell
+    settings: RunSettings
+    run: Path
+    evaluations: list[PlannedEvaluation] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.cell.id
+
+    @property
+    def shared_settings(self) -> str:
+        """As JSON, without the seed: many cells differ in nothing else."""
+        return self.settings.model_dump_json(exclude={"seed"})
+
+    def commands(self) -> list[Command]:
+        """All lines of the cell, in the order in which they run."""
+        # `auto` is resolved once for all cells
+        precision = f"training.precision={self.settings.training.precision}"
+        train = (*self.cell.arguments, precision, "--run-dir", str(self.run))
+        return [
+            Command(TRAINING, "train", train),
+            *(
+                Command(each.name, "evaluate", (str(self.run), *each.arguments, "--no-report"))
+                for each in self.evaluations
+            ),
+        ]
+
+    def commands_left(self) -> list[Command]:
+        """The lines that are not done."""
+        checkpoint = self.last_checkpoint()
+        if checkpoint is None:
+            return self.commands()
+        done = {TRAINING} | {
+            each.name for each in self.evaluations if self.results(each, checkpoint) is not None
+        }
+        return [command for command in self.commands() if command.part not in done]
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The intact checkpoint of the last step; None if training has not finished."""
+        try:
+            return find_checkpoint(self.run, step=self.settings.steps) if is_run(self.run) else None
+        except TrainingError:  # missing or damaged
+            return None
+
+    def refuse_damaged(self) -> None:
+        """Raise TrainingError if the checkpoint of the last step is damaged: training again would
+        replace a model that may have been used."""
+        if (last := self.settings.steps) in steps_of(self.run):
+            find_checkpoint(self.run, last)
+
+    def results(self, evaluation: PlannedEvaluation, checkpoint: Checkpoint) -> dict | None:
+        """results.json of an evaluation; None if it is missing or altered, or if the checkpoint or
+        a setting that changes the results is another one."""
+        settings = evaluation.settings
+        folder = self.run / "evaluation" / str(settings.folder)
+        try:
+            results = read_object(folder / "results.json")
+            stored = load_settings(type(settings), [str(folder / "settings.yaml")])
+        except USER_ERRORS:
+            return None
+        is_same = stored.identity() == settings.identity()
+        is_same &= results.get("checkpoint_hash") == checkpoint.hash
+        return results if is_same and is_intact(folder) else None
+
+
+class CellProblems:
+    """Problems of cells; equal ones are reported once."""
+
+    def __init__(self):
+        self._cells: dict[str, list[GridCell]] = {}
+
+    def add(self, cell: GridCell, problem: str) -> None:
+        self._cells.setdefault(problem, []).append(cell)
+
+    def raise_any(self, n_cells: int) -> None:
+        """Raise StudyError with all problems, if there are any."""
+        if not self._cells:
+            return
+        invalid = {cell.id for cells in self._cells.values() for cell in cells}
+        lines = [f"{len(invalid)} of {counted(n_cells, 'cell')} cannot run; nothing was started:"]
+        for problem, cells in self._cells.items():
+            names = "; ".join(cell.id for cell in cells[:3])
+            if len(cells) == n_cells > 1:
+                names = "every cell"
+            elif len(cells) > 3:
+                names += f" and {len(cells) - 3} more"
+            lines.append(f"{names}: {problem}".replace("\n", "\n    "))
+        raise StudyError("\n       ".join(lines))
+
+
+class StudyPlanner:
+    """Plans cells.
+
+    Args:
+        shared: a folder of run directories that are named by their settings, so that several
+            studies share them; None: of this study, named by its cells.
+    """
+
+    def __init__(self, study: StudySettings, folder: Path, shared: Path | None = None):
+        self.study = study
+        self.folder = folder
+        self.shared = shared
+        self._precision = ""
+
+    def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
+        """Plans of all cells. Raises StudyError with every problem of every cell."""
+        plans = []
+        problems = CellProblems()
+        for cell in cells:
+            try:
+                plans.append(self._plan_cell(cell, problems))
+            except USER_ERRORS as error:
+                problems.add(cell, str(error))
+        problems.raise_any(len(cells))
+        self._check_report(plans)
+        return plans
+
+    def _plan_cell(self, cell: GridCell, problems: CellProblems) -> PlannedCell:
+        own_run = self.folder / "runs" / cell.id
+
+        def folder_of(settings: RunSettings) -> Path:
+            if self.shared is None:
+                return own_run
+            names = [*scheme_names(settings), f"seed{settings.seed}", identity(settings)]
+            return self.shared / "-".join(names)
+
+        given, _ = read_run_settings(cell.arguments, None if self.shared else own_run)
+        settings, run = resolve_precision(given, folder_of, self._auto_precision)
+        plan = PlannedCell(cell, settings, run)
+        _check_run(plan.shared_settings)
+        if is_run(run):
+            rows = differences(Run(run).settings, settings)
+            if changed := [key for key, _, _, is_free in rows if not is_free]:
+                raise StudyError(
+                    f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
+                    "move the run, or set another --run-dir"
+                )
+        for name, entry in self.study.evaluations.items():
+            try:
+                if not matches(cell.axes, entry.skip):
+                    plan.evaluations.append(self._plan_evaluation(name, entry, plan))
+            except USER_ERRORS as error:
+                problems.add(cell, f"evaluations.{name}: {error}")
+        return plan
+
+    def _auto_precision(self, settings: RunSettings) -> str:
+        """What training.precision=auto stands for in all cells: chosen with the first one."""
+        if not self._precision:
+            file = self.folder / PRECISION_FILE
+            self._precision = file.read_text() if file.is_file() else auto_precision(settings)
+        return self._precision
+
+    def keep_precision(self) -> None:
+        """Store the choice for later calls of the study, which other machines may make."""
+        if self._precision:
+            write_text(self.folder / PRECISION_FILE, self._precision)
+
+    def _check_report(self, plans: Sequence[PlannedCell]) -> None:
+        """Check that the primary evaluation measures all primary lengths on some cell."""
+        primary = self.study.report.primary or next(iter(self.study.evaluations), None)
+        measured = set()
+        for plan in plans:
+            for evaluation in plan.evaluations:
+                settings = evaluation.settings
+                if evaluation.name == primary and isinstance(settings, EvaluationSettings):
+                    measured |= set(settings.grid(plan.settings.train_length))
+        unknown = [length for length in self.study.report.lengths or [] if length not in measured]
+        if unknown and measured:
+            raise StudyError(
+                f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of "
+                f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
+            )
+
+    def _plan_evaluation(
+        self, name: str, entry: EvaluationEntry, plan: PlannedCell
+    ) -> PlannedEvaluation:
+        results_folder = name
+        if self.shared is not None:  # different evaluations of one name have different folders
+            results_folder += f"-{canonical_hash([entry.overrides, entry.data])[:8]}"
+        arguments = [*entry.overrides, f"folder={results_folder}"]
+        fields = settings_class(arguments).model_fields
+        if "unreachable" in fields:  # all schemes use the targets of the longest length
+            arguments.append("unreachable=dash")
+        settings = _evaluation_settings(tuple(arguments))
+        arguments += self._methods_of_variants(settings.methods, plan.cell)
+        settings = _evaluation_settings(tuple(arguments))
+        _check_methods(json.dumps(settings.methods), plan.shared_settings)
+        length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
+        if settings.protocol == "fixed-targets" and settings.targets > length:
+            raise StudyError(
+                f"targets={settings.targets} exceeds train_length={length}; decrease it"
+            )
+        if entry.data is None:
+            return PlannedEvaluation(name, tuple(arguments), settings)
+        store = next((key for key in STORES if key in fields), None)
+        if store is None:
+            raise StudyError(
+                f"data: protocol={settings.protocol} reads no corpus; remove the setting"
+            )
+        data = _corpus(tuple(entry.data))
+        return PlannedEvaluation(name, tuple(arguments), settings, data, store)
+
+    def _methods_of_variants(
+        self, methods: list[str] | dict[str, list[str]], cell: GridCell
+    ) -> list[str]:
+        """The override that adds the methods of a scheme's variants to those of the evaluation."""
+        of_scheme = [
+            variant.method
+            for variant in self.study.variants.values()
+            if variant.scheme == cell.axes.get(SCHEME)
+        ]
+        more = [each for each in dict.fromkeys(of_scheme) if each not in [*methods, TRAINED]]
+        if not more:
+            return []
+        if isinstance(methods, list):
+            return [f"methods={json.dumps([*methods, *more])}"]
+        builtin = builtin_methods()
+        if unknown := [method for method in more if method not in builtin]:
+            raise StudyError(f"variants: unknown method {unknown[0]}")
+        return [f"methods={json.dumps({method: builtin[method] for method in more})}"]
+
+
+# Checks and settings that many cells share are computed once.
+
+
+@cache
+def _check_run(settings: str) -> None:
+    """Raise for a model that cannot be built, or a source that does not exist."""
+    run = RunSettings.model_validate_json(settings)
+    check_model(run)
+    is_prepared(run.data)  # reads the list of the source's files
+
+
+@cache
+def _check_methods(methods: str, settings: str) -> None:
+    """Raise StudyError for methods that do not apply to a run."""
+    run = RunSettings.model_validate_json(settings)
+    last, _ = last_trained(run, run.steps)
+    problems = []
+    for method in resolve_methods(json.loads(methods), run.train_length):
+        try:
+            override(last, method.overrides)
+        except (ModelError, TrainingError) as error:
+            problems.append(f"method {method.label!r}: {error}")
+    if problems:
+        raise StudyError("; ".join(problems))
+
+
+@cache
+def _evaluation_settings(arguments: tuple[str, ...]) -> Any:
+    return load_settings(settings_class(arguments), arguments)
+
+
+@cache
+def _corpus(overrides: tuple[str, ...]) -> DataSettings:
+    """Settings of another corpus, all of it held out; the run's tokenizer is filled in later."""
+    fixed = ["data.valid_fraction=1", "data.tokenizer={name: bytes}"]
+    data = load_settings(RunSettings, [*overrides, *fixed]).data
+    if data.valid_source is not None:
+        raise StudyError("data.valid_source: evaluations read all of data.source; remove it")
+    is_prepared(data)  # checks that the source exists
+    return data

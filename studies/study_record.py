@@ -1,0 +1,174 @@
+"""results.json of a study, gathered from the run directories of its cells."""
+
+import hashlib
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data.files import read_object, write_json
+from run_directory.checkpoints import Checkpoint
+from run_directory.metrics_file import read_metrics
+from run_directory.position_overrides import meta_model
+from run_directory.run import MANIFEST
+from run_directory.run_settings import RunSettings
+from run_directory.stages import stages_of
+from studies.cell_pool import errors_of, read_times
+from studies.planned_cells import PlannedCell
+from studies.stored_study import RESULTS, SCHEME
+from studies.study_settings import StudySettings
+
+VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
+# equal: the same batches
+SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
+
+
+def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[PlannedCell]) -> dict:
+    """Write results.json from the run directories of all cells, and return it.
+
+    Apart from `timing` it depends on the run directories only, and on the errors of the cells that
+    are not done. Times that only an earlier results.json has are kept.
+    """
+    times = read_times(folder)
+    errors = errors_of(times)
+    earlier = read_object(folder / RESULTS)["cells"] if (folder / RESULTS).is_file() else []
+    timings = {cell["id"]: cell["timing"] for cell in earlier}
+    for cell, own in times.loc[times.part != ""].groupby("cell"):
+        sums = own.groupby("part", sort=False)
+        for clock in ("wall", "cpu"):
+            seconds = sums[clock].sum().round(2).to_dict()
+            timings.setdefault(str(cell), {})[f"{clock}_seconds"] = seconds
+    entries = []
+    for cell in cells:
+        entries.append(entry_of(cell, errors.get(cell.id), timings.get(cell.id, {})))
+    results = {
+        "format": 1,
+        "name": name,
+        "study": study.model_dump(mode="json"),
+        "checks": {"data_order": data_order(entries), "equal_tokens": equal_tokens(entries)},
+        "cells": entries,
+    }
+    write_json(folder / RESULTS, results)
+    return results
+
+
+def entry_of(cell: PlannedCell, error: str | None, timing: dict[str, Any]) -> dict[str, Any]:
+    """A cell as in results.json."""
+    timing = {"wall_seconds": {}, "cpu_seconds": {}} | timing
+    entry = {
+        "id": cell.id,
+        "axes": cell.cell.axes,
+        "status": "failed" if error else "pending",
+        "error": error,
+        "training": None,
+        "timing": timing,
+        "evaluations": {},
+    }
+    checkpoint = cell.last_checkpoint()
+    if checkpoint is None:
+        return entry
+    lines = read_metrics(cell.run / "metrics.jsonl")
+    manifest = read_object(cell.run / MANIFEST)
+    entry["training"] = _training(cell, checkpoint, manifest, lines)
+    timing |= _timing(cell, manifest, lines)
+    for evaluation in cell.evaluations:
+        results = cell.results(evaluation, checkpoint)
+        if results is not None:
+            kept = {key: value for key, value in results.items() if key not in VOLATILE}
+            if "checkpoint" in kept:  # an absolute path
+                kept["checkpoint"] = f"runs/{cell.id}"
+            entry["evaluations"][evaluation.name] = kept
+    if len(entry["evaluations"]) == len(cell.evaluations):
+        entry |= {"status": "done", "error": None}
+    return entry
+
+
+def _training(
+    cell: PlannedCell, checkpoint: Checkpoint, manifest: dict, lines: list[dict]
+) -> dict[str, Any]:
+    """Results of training, which do not depend on the machine."""
+    settings = cell.settings
+    steps = [line for line in lines if line["kind"] == "train"]
+    tokens = settings.trained_tokens
+    flops = flops_of(settings, manifest["vocab_size"])
+    batches = [line.get("data") for line in steps]
+    order = None
+    if batches and all(batches):
+        order = hashlib.sha256(json.dumps(batches).encode()).hexdigest()
+    return {
+        "run": f"runs/{cell.id}",
+        "tokens": tokens,
+        "steps": settings.steps,
+        "parameters": manifest.get("parameters"),
+        "flops_per_token": flops / tokens,
+        "flops": flops,
+        "loss": steps[-1]["loss"] if steps else None,
+        "checkpoint_hash": checkpoint.hash,
+        "data_hash": manifest.get("data_hash"),
+        "data_order": order,  # of the batches of all steps
+        "batch_size": settings.training.batch_size,
+        "train_length": settings.train_length,
+        "seed": settings.seed,
+        "position": settings.model.positions_record(),
+    }
+
+
+def _timing(cell: PlannedCell, manifest: dict, lines: list[dict]) -> dict[str, Any]:
+    """What depends on the machine."""
+    rates = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+    rate = statistics.median(rates) if rates else None
+    attempts = manifest.get("attempts") or [{}]
+    memory = max((line.get("peak_memory_bytes", 0) for line in lines), default=0)
+    return {
+        "seconds": cell.settings.trained_tokens / rate if rate else None,
+        "tokens_per_second": rate,
+        "peak_memory_bytes": memory or None,
+        "machine": attempts[-1].get("machine"),
+        "attempts": len(attempts),
+    }
+
+
+def flops_of(settings: RunSettings, vocab_size: int) -> float:
+    """Training FLOPs of the whole run, summed over its stages."""
+    stages = stages_of(settings)
+    ends = [*(stage.start for stage in stages[1:]), settings.steps]
+    total = 0.0
+    for stage, end in zip(stages, ends, strict=True):
+        model = meta_model(settings.model_copy(update={"model": stage.model}), vocab_size)
+        tokens = settings.tokens_after(end) - settings.tokens_after(stage.start)
+        total += tokens * float(model.flops_per_token(stage.length))
+    return total
+
+
+def data_order(entries: Sequence[dict]) -> list[dict]:
+    """For every (seed, length, batch size, tokens, data): whether all trained cells saw the same
+    batches in the same order."""
+    groups: dict[tuple, dict[str, list[str]]] = {}
+    for entry in entries:
+        training = entry["training"]
+        if training is not None and training["data_order"] is not None:
+            key = tuple(training[name] for name in SAME_BATCHES)
+            orders = groups.setdefault(key, {})
+            orders.setdefault(training["data_order"], []).append(entry["id"])
+    return [
+        {
+            **dict(zip(SAME_BATCHES, key, strict=True)),
+            "cells": sum(map(len, orders.values())),
+            "agree": len(orders) == 1,
+            "orders": orders,
+        }
+        for key, orders in groups.items()
+    ]
+
+
+def equal_tokens(entries: Sequence[dict]) -> bool:
+    """Whether schemes that agree on all other axes were trained on the same number of tokens."""
+    known: dict[frozenset, int] = {}
+    for entry in entries:
+        if entry["training"] is not None:
+            tokens = entry["training"]["tokens"]
+            others = frozenset(item for item in entry["axes"].items() if item[0] != SCHEME)
+            if known.setdefault(others, tokens) != tokens:
+                return False
+    return True

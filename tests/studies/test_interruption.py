@@ -1,0 +1,163 @@
+"""A study that is killed, stopped or run concurrently gives the same results."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from data.files import locked
+from run_directory.console import Console
+from run_directory.run import HOLDER
+from run_directory.run_settings import RunSettings
+from studies import cell_pool
+from studies.cell_pool import CellPool, add_time, errors_of, read_times, threads_of
+from studies.planned_cells import PlannedCell
+from studies.study_settings import GridCell
+from tests.files import ROOT, results_of
+from tests.processes import wait_until
+from tests.studies.forks import call, start
+from tests.studies.test_study import lasting
+
+TOKENS = 3840  # 20 steps, a checkpoint every 3
+CELL = "scheme=rope,seed=0"
+
+
+def written(folder: Path) -> int:
+    """Bytes that the trainings and evaluations of a study have left so far."""
+    files = [*folder.glob("runs/*/metrics.jsonl"), *folder.glob("runs/*/evaluation/cells/*")]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+@pytest.fixture(scope="module")
+def whole(write_study, tmp_path_factory) -> Path:
+    """A study of one cell that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert (
+            call(monkeypatch, write_study(tokens=TOKENS), "--only", CELL, "--run-dir", folder) == 0
+        )
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_study_resumes_to_the_same_results(
+    whole, write_study, monkeypatch, tmp_path, number
+):
+    arguments = [write_study(tokens=TOKENS), "--only", CELL, "--run-dir", tmp_path / "study"]
+    expected = 0.15 * written(whole)
+    process = start(tmp_path / "log", *arguments)
+    wait_until(lambda: written(tmp_path / "study") >= expected)
+    process.send_signal(number)
+    status = process.wait()
+    if number == signal.SIGKILL:
+        assert status == -signal.SIGKILL
+        assert not (tmp_path / "study" / "results.json").exists()
+    else:
+        assert status == 128 + signal.SIGINT
+        assert results_of(tmp_path / "study")["cells"][0]["status"] == "pending"
+    assert call(monkeypatch, *arguments) == 0
+    assert lasting(results_of(tmp_path / "study")) == lasting(results_of(whole))
+    assert results_of(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
+
+
+def test_workers_end_with_a_killed_study(write_study, tmp_path):
+    folder = tmp_path / "study"
+    words = [write_study(tokens=100 * TOKENS), "--only", CELL, "--run-dir", folder]
+    process = start(tmp_path / "log", *words)
+    wait_until(lambda: written(folder) > 0)
+    process.kill()
+    process.wait()
+
+    def is_free() -> bool:
+        with locked(folder / "runs" / f"{CELL}.lock") as is_ours:
+            return is_ours
+
+    wait_until(is_free, seconds=30)
+
+
+def deaf(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
+    """A worker that ignores the first signal."""
+    os.setsid()
+    signal.signal(signal.SIGINT, lambda *_: (folder / "asked").write_text(""))
+    (folder / "deaf").write_text("")
+    for _ in range(600):
+        time.sleep(0.1)
+
+
+def run_deaf(folder: str) -> None:
+    cell = PlannedCell(GridCell({"scheme": "a"}, ()), RunSettings(), Path(folder))
+    rows = {("scheme=a", "training"): {"flops": 1.0, "done": False}}
+    commands = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["cell", "part"])
+    cell_pool.work = deaf
+    pool = CellPool(Path(folder), commands, 1, Console())
+    pool.run([cell], None)
+    sys.exit(pool.report(""))
+
+
+def test_a_second_signal_kills_workers(tmp_path):
+    line = f"from {__name__} import run_deaf; run_deaf({str(tmp_path)!r})"
+    command = [sys.executable, "-c", line]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    for name in ("deaf", "asked"):
+        wait_until((tmp_path / name).exists)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 128 + signal.SIGINT
+
+
+def test_workers_share_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert [threads_of(jobs) for jobs in (3, 16)] == [2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert threads_of(3) == 5
+
+
+def test_a_cell_that_is_killed_does_not_stop_the_others(write_study, tmp_path):
+    folder = tmp_path / "study"
+    words = [write_study(tokens=TOKENS), "--only", "scheme=rope*", "--run-dir", folder]
+    process = start(tmp_path / "log", *words)
+    wait_until(lambda: written(folder) > 0)
+    _, worker, *_ = (folder / "runs" / CELL / HOLDER).read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    assert process.wait() == 1
+    cells = results_of(folder)["cells"]
+    assert [cell["status"] for cell in cells[:2]] == ["failed", "done"]
+    assert cells[0]["error"].startswith("ended by SIGKILL")
+
+
+def test_errors_of_a_cell_are_those_of_its_last_worker(tmp_path):
+    lines = [("a", "x: 1", "x", "t1"), ("b", "y: 2", "y", "t1"), ("a", "", "x", "t2")]
+    for line in [*lines, ("b", "z: 3", "z", "t1"), ("c", "killed", "", "")]:
+        add_time(tmp_path, *line)
+    assert errors_of(read_times(tmp_path)) == {"b": "y: 2; z: 3", "c": "killed"}
+
+
+def test_cells_that_do_not_fit_into_the_time_are_left(
+    whole, write_study, tmp_path, monkeypatch, capsys
+):
+    """By the rate of the cells that are done."""
+    folder = tmp_path / "study"
+    shutil.copytree(whole, folder)
+    (folder / "times.jsonl").unlink()
+    add_time(folder, CELL, "", "training", "t", wall=7200, cpu=1)
+    words = [write_study(tokens=TOKENS), "--run-dir", folder, "--hours", 1]
+    assert call(monkeypatch, *words) == 0
+    assert "1 done, 3 left for later" in capsys.readouterr().err
+    states = [cell["status"] for cell in results_of(folder)["cells"]]
+    assert states == ["done"] + 3 * ["pending"]
+
+
+def test_processes_divide_the_cells_of_a_study(write_study, tmp_path):
+    folder = tmp_path / "study"
+    arguments = [write_study(), "--run-dir", folder]
+    processes = [start(tmp_path / f"log{i}", *arguments) for i in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    cells = results_of(folder)["cells"]
+    assert [cell["status"] for cell in cells] == ["done"] * 4
+    assert [cell["timing"]["attempts"] for cell in cells] == [1] * 4
