@@ -70,10 +70,12 @@ def test_masks_capture_no_difference_of_sizes(case):
     0."""
     found = []
 
-    def backend(graph: torch.fx.GraphModule, inputs: list) -> torch.fx.GraphModule:
+    def backend(graph: torch.fx.GraphModule, _: list) -> torch.fx.GraphModule:
         for part in graph.modules():
-            nodes = part.graph.nodes if isinstance(part, torch.fx.GraphModule) else []
-            values = [node.meta.get("example_value") for node in nodes]
+            if not isinstance(part, torch.fx.GraphModule):
+                continue
+            inputs = part.graph.find_nodes(op="placeholder")
+            values = [node.meta.get("example_value") for node in inputs]
             found.extend(x for x in values if isinstance(x, torch.SymInt) and x.node.expr == 0)
         return graph
 
