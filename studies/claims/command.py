@@ -4,13 +4,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from errors import StudyError, UserError
+from errors import UserError
 from evaluation.reports.document import counted
 from run_directory.console import Console, duration
 from settings.load import load_settings
 from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
+from studies.planned_cells import USER_ERRORS
 from studies.study_run import StudyCall
 
 CLAIMS = Path("configs/claims")
@@ -40,11 +41,10 @@ def run_claims(call: StudyCall) -> int:
         cells = str(claim.record.get("cells", ""))
         if not claim.is_decided:
             try:
-                run = claim.study_run(call)
-            except StudyError:  # of this claim, such as a text that is not here
+                commands = claim.study_run(call).commands
+            except USER_ERRORS:  # of this claim, such as a text that is not here
                 absent.append(claim)
             else:
-                commands = run.commands
                 is_done = commands.done.groupby("cell").all()
                 left[claim.name] = commands.flops[~commands.done].sum()
                 cells = f"{is_done.sum()} of {len(is_done)}"

@@ -88,6 +88,7 @@ def test_evaluation_end_to_end(root, capsys):
     assert_undertrained(folder, "Trained at 24 tokens, evaluated up to 96 (4×): ")
     assert out.count(" † ") == 8  # each method and the note
     assert {path.name for path in folder.iterdir()} == {
+        "SHA256SUMS",
         "nll_by_length.png",
         "nll_by_length.svg",
         "results.csv",
