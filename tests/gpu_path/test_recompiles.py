@@ -79,14 +79,14 @@ def test_graphs_of_evaluation_and_generation(counters):
 
 
 def test_exceeding_the_recompile_limit_is_an_error(counters, monkeypatch):
-    dynamo = torch._dynamo.config
-    monkeypatch.setattr(dynamo, "recompile_limit", dynamo.recompile_limit)  # restored at the end
     monkeypatch.setattr(flex, "RECOMPILE_LIMIT", 1)
     net = gpu_model("alibi", layers=1)
     other = gpu_model("alibi", torch.bfloat16, layers=1)
-    evaluate(net, ["plain"])
-    with pytest.raises(FailOnRecompileLimitHit):
-        evaluate(other, ["plain"])
+    limit = torch._dynamo.config.recompile_limit
+    with torch._dynamo.config.patch(recompile_limit=limit):  # restores it
+        evaluate(net, ["plain"])
+        with pytest.raises(FailOnRecompileLimitHit):
+            evaluate(other, ["plain"])
 
 
 @pytest.mark.slow
