@@ -229,9 +229,9 @@ class Attention(KeyMixer, Projection):
         plan = step.plan.bind(x, layer_cache)
         context = step.context
         read = x if self.canon is not None else context.of_queries(x)
-        q = self.normalized(self.q_norm, self.wq(read))
         k = self.normalized(self.k_norm, self.wk(x))
         v = self.split(self.wv(x))
+        q = self.normalized(self.q_norm, self.wq(read))
         if self.canon is not None:
             heads = [part.shape[1] for part in (q, k, v)]
             joint = torch.cat([q, k, v], dim=1).transpose(1, 2).flatten(2)
