@@ -96,7 +96,8 @@ def study_call(options: Namespace) -> "StudyCall":
     from studies.study_run import StudyCall
 
     options.jobs = options.jobs or max(1, len(gpus()))
-    return StudyCall(options, Console(), with_imported_parent)
+    console = Console(results=not options.list)  # whose only result are the lines
+    return StudyCall(options, console, with_imported_parent)
 
 
 def run_study(options: Namespace) -> int:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import study
 from errors import StudyError
 from run_directory.metrics_file import read_metrics
 from studies.study_options import parse_options
@@ -237,6 +238,14 @@ def test_the_listed_commands_run_in_a_shell_and_finish_the_study(
     assert capsys.readouterr().out == ""
     assert call(monkeypatch, file, "--run-dir", folder) == 0
     assert lasting(results_of(folder)) == lasting(results_of(clean[1]))
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_only_listed_commands_go_to_standard_output(lists, capsys):
+    """A shell reads them; the table of a text that is prepared for them goes elsewhere."""
+    console = study.study_call(SimpleNamespace(list=lists, jobs=1)).console
+    console.table("prepared", ["documents"], [["3"]])
+    assert ("prepared" in capsys.readouterr().out) == (not lists)
 
 
 class FakeExecutor:
