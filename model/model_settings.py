@@ -60,17 +60,6 @@ class LayerKindSettings(StrictSettings):
         return {key: value for key, value in dump(self).items() if value is not None}
 
 
-def without_pattern_scheme(model: Any) -> Any:
-    """The tree of `model` settings, with the kinds of layers of earlier versions (`position: {name:
-    pattern, layers, kinds}`) as `pattern` and `kinds`."""
-    position = model.get("position") if isinstance(model, dict) else None
-    if not isinstance(position, dict) or position.get("name") != "pattern":
-        return model
-    kinds = {kind: {"position": scheme} for kind, scheme in position["kinds"].items()}
-    others = {key: value for key, value in model.items() if key != "position"}
-    return {**others, "pattern": position["layers"], "kinds": kinds}
-
-
 class MupSettings(StrictSettings):
     """Maximal update parametrization (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate
     tuned at one width transfers to other widths. At the base width it equals the standard

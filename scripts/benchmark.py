@@ -58,7 +58,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.training_settings import AdamWSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.hardware import peak_flops, peak_memory
+from training.hardware import known_peak, peak_memory
 from training.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -346,6 +346,22 @@ def check_greedy(
         short = float((out.amax(-1) - out.gather(-1, row[:, None])[:, 0]).max())
         if short > NEAR_TIE:
             raise ValueError(f"a generated token has a logit {short:.2g} below the largest one")
+
+
+def peak_flops(device: torch.device) -> float:
+    """FLOP/s in bfloat16: of the data sheet, else those of a product of large matrices."""
+    if peak := known_peak(device):
+        return peak
+    n = 8192  # saturates a GPU
+    x = torch.ones(n, n, dtype=torch.bfloat16, device=device)
+    seconds = []
+    for _ in range(8):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        _ = x @ x
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * n**3 / min(seconds[2:])  # the first ones choose kernels and allocate memory
 
 
 def bandwidth(device: torch.device) -> float:

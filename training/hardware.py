@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -24,8 +23,6 @@ GPU_PEAKS = {
     "A10G": 70e12,
     "A10": 125e12,
 }
-# The share of the peak that small models reach in practice; used only for estimates.
-USUAL_SHARE = 0.45
 
 
 def known_peak(device: torch.device) -> float | None:
@@ -34,36 +31,6 @@ def known_peak(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in GPU_PEAKS.items() if part in name), None)
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype | None = None) -> float:
-    """Peak rate in FLOP/s: of the data sheet, else that of a large matrix product.
-
-    Args:
-        dtype: of the matrix product; None: bfloat16 on a GPU, float32 on a CPU.
-    """
-    is_gpu = device.type == "cuda"
-    n = 8192 if is_gpu else 1536  # saturates a GPU
-    dtype = dtype or (torch.bfloat16 if is_gpu else torch.float32)
-    return known_peak(device) or 2 * n**3 / product_seconds(n, n, n, dtype, device)
-
-
-def product_seconds(
-    rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> float:
-    """Seconds of a product of float32 matrices, cast to `dtype` as autocast does."""
-    # Its own generator: the restored state of the global one in a resumed run must not change.
-    generator = torch.Generator(device).manual_seed(0)
-    x = torch.randn(rows, inner, generator=generator, device=device)
-    weight = torch.randn(inner, columns, generator=generator, device=device)
-    times = []
-    for _ in range(8):
-        start = time.perf_counter()
-        _ = x.to(dtype) @ weight.to(dtype)
-        if x.device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times[2:])  # the first ones choose kernels and allocate memory
 
 
 def peak_memory(device: torch.device) -> int:

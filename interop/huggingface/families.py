@@ -18,7 +18,6 @@ from model.mixers.mixer import LayerKind
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
-LINEAR = "linear_attention"
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 Keys = Mapping[str, str]  # setting -> key; `mixer.` for settings of the mixer

@@ -147,7 +147,8 @@ def _tile(
         return x.unflatten(3, (-1, size))
 
     logits = by_head(scores) + bias.unflatten(0, (groups, -1))[:, None]
-    weights = (logits - by_head(logs)).exp() * is_same[:, :, :, None]
+    logits = logits.masked_fill(~is_same[:, :, :, None], -math.inf)
+    weights = (logits - by_head(logs)).exp()
     return (weights * (by_head(slopes) - by_head(means))).sum((0, 2)).flatten(0, 1)
 
 

@@ -121,6 +121,18 @@ def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatc
     assert mask.learned_table() is not None
 
 
+def test_scores_of_other_documents_do_not_overflow(monkeypatch):
+    """A query's score with a key of another document may exceed its log-sum-exp by any number."""
+    monkeypatch.setattr(table_gradient, "BLOCK", 4)
+    q, k, v, grad, out = (normal(1, 1, 8, 4, seed=n).float() for n in range(5))
+    k[:, :, :4] = 1e4 * q[:, :, 4:]
+    log = (q * k).sum(-1).masked_fill(torch.arange(8) < 4, 1e6)
+    document = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
+    table = torch.zeros(1, 8)
+    found = table_gradient.table_gradient(grad, out, log, q, k, v, table, document, 1.0, None)
+    assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("case", ["skipped", "sinks", "fixed"])
 def test_tables_without_a_pass_of_their_own(case):
     """Where distances do not follow from indices, in cached sinks, and without a gradient."""

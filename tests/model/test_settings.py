@@ -11,11 +11,10 @@ from model import (
     Transformer,
     check_override,
 )
-from model.model_settings import without_pattern_scheme
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.files import table
-from tests.model.zoo import LAYERS, V, refusal, settings_of
+from tests.model.zoo import LAYERS, V, refusal, settings_of, without_pattern_scheme
 
 # What may change after training besides window, sinks and temperature: no parameter depends on it.
 ROTARY = {"theta", "scaling", "resonance", "remap"}

@@ -17,7 +17,6 @@ import torch
 import yaml
 
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
-from model.model_settings import without_pattern_scheme
 from model.position import PositionalScheme
 from tests.files import ROOT, table
 
@@ -130,6 +129,17 @@ def each_mechanism(cases: Iterable[str]) -> Callable:
     quick = (*MECHANISMS, *QUICK_MIXERS)
     params = [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
     return pytest.mark.parametrize("case", params)
+
+
+def without_pattern_scheme(model: dict) -> dict:
+    """The tree of `model` settings, with `position: {name: pattern, layers, kinds}` of the tables of
+    cases as `pattern` and `kinds`."""
+    position = model["position"]
+    if position["name"] != "pattern":
+        return model
+    kinds = {kind: {"position": scheme} for kind, scheme in position["kinds"].items()}
+    others = {key: value for key, value in model.items() if key != "position"}
+    return {**others, "pattern": position["layers"], "kinds": kinds}
 
 
 def settings_of(position: dict, **keys) -> ModelSettings:

@@ -16,7 +16,7 @@ import torch
 
 from model import ModelSettings, TokenPositions, Transformer
 from model.decoding import pack
-from model.model_settings import without_pattern_scheme
+from tests.model.zoo import without_pattern_scheme
 
 TOKENS = 19
 PIECES = (5, 1, 1, 4)  # tokens per pass through the cache; the rest follow one by one
