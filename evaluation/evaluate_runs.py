@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +227,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
     name = f"{settings.protocol}-{settings.identity()}"
     if len(runs) > 1:
         hashes = [run.model.checkpoint_hash for run in runs]
-        digest = sha256("".join([settings.identity(), *hashes]).encode()).hexdigest()
+        digest = sha256_of("".join([settings.identity(), *hashes]))
         name = f"comparison-{digest[:8]}"
     names = [run.name for run in runs]
     return loss_report(dict(zip(names, results, strict=True)), name, facts)

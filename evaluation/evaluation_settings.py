@@ -1,12 +1,12 @@
 """Settings of an evaluation. Every field is a key of a YAML file and an override on the command
 line."""
 
-import hashlib
 import json
 from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
+from data.files import sha256_of
 from settings.fields import RemovedSetting, StrictSettings, setting
 
 
@@ -78,7 +78,7 @@ class MeasurementSettings(StrictSettings):
         do not count."""
         machine = {"device", "batch", "context", "memory", "minutes"}
         asked = self.asked({*machine, "folder", "exposure"})
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+        return sha256_of(json.dumps(asked, sort_keys=True))[:8]
 
 
 class TextSettings(MeasurementSettings):

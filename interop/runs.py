@@ -3,7 +3,6 @@
 `hf:FOLDER` and `hf:NAME` are a Hugging Face folder and a model of the hub.
 """
 
-import hashlib
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data.data_settings import DataSettings
-from data.files import locked
+from data.files import locked, sha256_of
 from data.tokenizers import Tokenizer, load_folder_tokenizer, load_tokenizer_file
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
@@ -56,7 +55,7 @@ def imported_folder(checkpoint: ForeignCheckpoint) -> Path:
         for file in sorted(folder.iterdir())
         if file.is_file()
     ]
-    digest = hashlib.sha256(json.dumps([FORMAT, about]).encode()).hexdigest()[:10]
+    digest = sha256_of(json.dumps([FORMAT, about]))[:10]
     name = re.sub(r"[^\w.+-]", "-", checkpoint.name)
     return IMPORTED / f"{name}-{digest}"
 

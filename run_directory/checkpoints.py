@@ -8,7 +8,6 @@ of a sharded model writes its own file (model-00001-of-00002.safetensors); rank 
 manifest and renames the folder.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -193,7 +192,7 @@ def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
 def _hash_of(manifest: dict) -> str:
     """SHA-256 of a manifest without its own hash."""
     hashed = {key: value for key, value in manifest.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps(hashed, sort_keys=True))
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:

@@ -8,11 +8,10 @@ Losses are per byte.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, reduce
-from hashlib import sha256
 
 import numpy as np
 
-from data.files import canonical_hash
+from data.files import canonical_hash, sha256_of
 from errors import EvaluationError
 from evaluation.scoring.windows import ChosenTargets
 
@@ -101,4 +100,4 @@ def _shared_document(
     common = reduce(np.intersect1d, starts)
     common = common[(common > 0) & (common < len(raw))]
     cuts = common[white[common] | white[common - 1] | (byte[common] >= 0xC0)]
-    return sha256(raw).hexdigest(), starts, cuts
+    return sha256_of(raw), starts, cuts

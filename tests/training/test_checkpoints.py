@@ -5,6 +5,7 @@ import math
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -254,12 +255,13 @@ def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
     save(tmp_path, 3, state)
     left = [4, 5, 6]
 
-    def replacing(file):
-        if left and file.name == "state.json" and "step-" in file.parent.name:
+    def replacing(content):
+        is_state = isinstance(content, Path) and content.name == "state.json"
+        if left and is_state and "step-" in content.parent.name:
             step = left.pop(0)
             save(tmp_path, step, state)
             module.remove_checkpoint(folder_of(tmp_path, step - 1))
-        return real(file)
+        return real(content)
 
     monkeypatch.setattr(module, "sha256_of", replacing)
     assert find_checkpoint(tmp_path).step == 6
