@@ -42,7 +42,7 @@ def describe_run(settings: RunSettings, model: Transformer) -> list[Row]:
         rows.append((f"after step {stage.start:,}", stage.changes))
     optimizer = Optimizer(model, settings.training.optimizer)
     for name, rate in settings.training.optimizer.rates.items():
-        rows.append((name, f"{rate:g}: {optimizer.describe(name)}"))
+        rows.append((name, f"{rate:g} {optimizer.describe(name)}"))
     return rows
 
 

@@ -152,9 +152,9 @@ class Optimizer:
         """The parameters that a learning rate applies to; there may be none."""
         groups = [group for group in self.groups if group["rate"] == rate]
         if not groups:
-            return "unused: the model has no such parameters"
+            return "(unused: the model has no such parameters)"
         count = sum(weight.numel() for group in groups for weight in group["params"])
-        return f"for {count:,} parameters: {', '.join(group['name'] for group in groups)}"
+        return f"for {count:,} parameters ({', '.join(group['name'] for group in groups)})"
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """Its moments and step counts as `key/parameter name`."""

@@ -145,7 +145,7 @@ def test_groups_and_rates_of_muon():
         ("positions", "positions_lr", 0.0, True),
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
-    assert optimizer.describe("adamw_lr") == "for 144 parameters: head, embeddings, vectors"
+    assert optimizer.describe("adamw_lr") == "for 144 parameters (head, embeddings, vectors)"
 
 
 @pytest.mark.parametrize("case", ["adamw", "muon", "unfused"])

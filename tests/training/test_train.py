@@ -198,7 +198,7 @@ def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, cap
     # The loss is logged without the penalty: at the first step that is the whole difference.
     plain = [word for word in CHOICES if "z_loss" not in word]
     assert trained(*overrides, *plain, "--run-dir", tmp_path) == 0
-    assert "positions_lr 0.004: unused" in capsys.readouterr().err
+    assert "positions_lr 0.004 (unused" in capsys.readouterr().err
     first, *_, last = lines(tmp_path, "train")
     assert first["loss"] == pytest.approx(logged[0]["loss"], abs=1e-5)
     assert first["grad_norm"] != pytest.approx(logged[0]["grad_norm"], rel=1e-6)
