@@ -110,8 +110,8 @@ def train_step(
     """One update of the weights. Does not wait for the device."""
     nll = forward_backward(state, batch, parallel, t.z_loss)
     exits = (requests.status > 0, requests.status == REQUEUE)
-    counts = [torch.full_like(nll, float(flag)) for flag in exits]
-    nll, *counts = parallel.sum(torch.stack([nll, *counts]))
+    flags = [torch.full_like(nll, flag) for flag in exits]
+    nll, n_exit, n_requeue = parallel.sum(torch.stack([nll, *flags]))
     loss = nll / batch.n_targets
     grad_norm = state.optimizer.clip_grad_norm(t.grad_clip)
     decision = state.guard(loss, grad_norm)
@@ -122,7 +122,8 @@ def train_step(
     state.step += 1
     if state.ema:
         state.ema.update(state.step, decision.skip)
-    return StepResult(loss, grad_norm, counts, decision)
+    scalars = {"loss": loss, "grad_norm": grad_norm, "exit": n_exit, "requeue": n_requeue}
+    return StepResult(scalars | decision._asdict())
 
 
 def forward_backward(
@@ -145,7 +146,7 @@ def forward_backward(
                     part.targets,
                     reduction="sum",
                     z_loss=z_loss,
-                    shard=part.shard,
+                    shard=parallel.shard,
                     cache=None if state.carried is None else state.carried_state(part.rows),
                 )
             # DDP averages gradients over ranks; times `world`, the average is the sum.

@@ -353,17 +353,17 @@ def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
     """Every setting that differs, as `key: old → new`; with `free`, also those that may change on
     resume."""
     return [
-        f"{key}: {_short(a)} → {_short(b)}"
+        f"{key}: {short_text(a)} → {short_text(b)}"
         for key, a, b, may_change in differences(old, new)
         if free or not may_change
     ]
 
 
-def _short(value: object) -> str:
+def short_text(value: object) -> str:
     if not isinstance(value, dict):
         return str(value) if isinstance(value, str) else show(value, sys.maxsize)
     inside = ", ".join(
-        f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None
+        f"{k}: {short_text(v)}" for k, v in value.items() if k != "name" and v is not None
     )
     return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 

@@ -1,8 +1,7 @@
 """The base class of settings, helpers that declare their fields, and what fields accept."""
 
-import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -13,13 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 TYPE_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-# Limits in annotations: name, and when a value is outside.
-LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
-    "gt": ("greater than", operator.le),
-    "ge": ("at least", operator.lt),
-    "lt": ("less than", operator.ge),
-    "le": ("at most", operator.gt),
-}
+LIMIT_NAMES = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 _SUFFIXED = re.compile(r"([-+]?[0-9][0-9_]*(?:\.[0-9]+)?|[-+]?\.[0-9]+)\s?([kKMBGT])")
 _POWERS = {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 
@@ -88,7 +81,7 @@ class Accepted:
         group: the only settings class.
         container: list, tuple or dict (a mapping with free keys), with `inner`, what its items or
             values accept.
-        limits: keys of LIMITS with their numbers.
+        limits: such as `at least 1`.
     """
 
     types: list[type] = field(default_factory=list)
@@ -98,7 +91,7 @@ class Accepted:
     group: type[BaseModel] | None = None
     container: type | None = None
     inner: "Accepted | None" = None
-    limits: list[tuple[str, float]] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
     def add(self, annotation: Any) -> "Accepted":
         """Accept the values of an annotation too."""
@@ -129,9 +122,9 @@ class Accepted:
         for mark in metadata:
             if isinstance(mark, FieldInfo):
                 self.add_limits(mark.metadata)
-            for key in LIMITS:
-                if getattr(mark, key, None) is not None:
-                    self.limits.append((key, getattr(mark, key)))
+            for key, name in LIMIT_NAMES.items():
+                if (number := getattr(mark, key, None)) is not None:
+                    self.limits.append(f"{name} {number:g}")
 
     @property
     def numeric(self) -> type | None:
@@ -149,27 +142,16 @@ class Accepted:
         return bool(self.group or self.choices) and not (self.types or self.literals or self.inner)
 
     @property
-    def limits_text(self) -> str:
-        """The limits, such as `at least 1 and at most 8`."""
-        return " and ".join(f"{LIMITS[key][0]} {number:g}" for key, number in self.limits)
-
-    @property
     def type_text(self) -> str:
         """The types, such as `whole number`, `number or auto`, `list of whole number`."""
-        names = [TYPE_NAMES[kind] for kind in self.types if kind is not int or self.numeric is int]
+        names = [TYPE_NAMES[kind] for kind in self.types]
         names += [show(value) for value in self.literals]
-        if self.choices:
-            names.append("a choice by name")
-        if self.group:
-            names.append("a group of settings")
         if self.inner:
-            names.append(
-                f"{'mapping to' if self.container is dict else 'list of'} {self.inner.type_text}"
-            )
+            kind = "mapping to" if self.container is dict else "list of"
+            names.append(f"{kind} {self.inner.type_text}")
         if self.null:
             names.append("null")
-        *first, last = names or ["anything"]
-        return f"{', '.join(first)} or {last}" if first else last
+        return " or ".join(names) or "group of settings"
 
 
 @lru_cache(maxsize=4096)

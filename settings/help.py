@@ -184,8 +184,7 @@ def _description(cls: type[BaseModel], key: str) -> str:
     elif not accepts.group:
         details.append(accepts.type_text)
     details = [textwrap.shorten(text, 100, placeholder=" ...") for text in details]
-    if accepts.limits:
-        details.append(accepts.limits_text)
+    details += accepts.limits
     default = None if field.is_required() else default_of(field)
     if isinstance(default, float):
         details.append(f"default {default:g}")

@@ -1,12 +1,13 @@
 """Loads settings from YAML files and command-line overrides, for any settings class.
 
-Later files override earlier ones; command-line overrides come last. Mappings are merged key by key;
-a mapping with a `name` is a new choice and replaces the previous one. All problems are reported
-together, those of files with file and line.
+Later files override earlier ones; command-line overrides come last, choices by name first. Mappings
+are merged key by key; a mapping with a `name` is a new choice and replaces the previous one. All
+problems are reported together, those of files with file and line.
 """
 
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -66,27 +67,22 @@ def setting_before_validation(arguments: Sequence[str], key: str) -> object:
 
 
 def dropped_settings(settings: StrictSettings, arguments: Sequence[str]) -> list[str]:
-    """A warning for each value in a file that a later choice by name dropped, where setting it
-    after that choice would change the settings."""
+    """A warning for each value in a file that a later choice by name dropped, where that choice has
+    such a setting with another value."""
     warnings = []
     layers = SettingsLayers(arguments)
     for path, (value, origin) in layers.dropped.items():
-        dotted = ".".join(path)
         chosen = _at(settings, path[:-1])
-        now = to_jsonable_python(_at(settings, path))
+        now = to_jsonable_python(_at(settings, path, value))
         is_set_again = _at(layers.tree, path, _NOTHING) is not _NOTHING
-        keys_are_compared = isinstance(value, dict) and now is not None
-        if is_set_again or keys_are_compared or not isinstance(chosen, BaseModel):
+        if not isinstance(chosen, BaseModel) or is_set_again or isinstance(value, dict):
             continue
-        try:
-            wanted = apply_overrides(settings, [f"{dotted}={json.dumps(value)}"])
-        except ConfigError:
-            continue  # the later choice has no such setting
-        if wanted != settings:
-            name = getattr(chosen, "name", "another")
+        if now != value:
+            dotted = ".".join(path)
             warnings.append(
-                f"{origin}: {dotted} = {show(value)} is dropped, because {name} was chosen after "
-                f"it: {dotted} is {show(now)}; set it after that choice"
+                f"{origin}: {dotted} = {show(value)} is dropped, because "
+                f"{getattr(chosen, 'name', 'another')} was chosen after it: {dotted} is "
+                f"{show(now)}; set it after that choice"
             )
     return warnings
 
@@ -143,10 +139,10 @@ class SettingsLayers:
         self.origins: dict[tuple, str] = {}
         self.problems: list[str] = []
         self.dropped: dict[tuple, tuple[object, str]] = {}
-        self._overrides: list[tuple[tuple, str]] = []
         files, overrides = split_arguments(arguments)
         steps = [partial(self._apply_file, Path(file)) for file in files]
-        steps += [partial(self._apply_override, override) for override in overrides]
+        overrides.sort(key=_choice_level)
+        steps += [partial(self._apply_override, word) for word in overrides]
         for apply in steps:
             try:
                 apply()
@@ -207,17 +203,6 @@ class SettingsLayers:
         dotted, _, text = override.partition("=")
         path = tuple(dotted.split("."))
         value, lines = parse_yaml(text, override, numbered=False)
-        choice = ()
-        if isinstance(value, dict) and "name" in value:
-            choice = path
-        elif path[-1] == "name":
-            choice = path[:-1]
-        for earlier, other in self._overrides if choice else ():
-            if earlier[: len(choice)] == choice and earlier not in (choice, (*choice, "name")):
-                raise ConfigError(
-                    f"{override}: a new choice would discard {other}; put {override} before it"
-                )
-        self._overrides.append((path, override))
         tree: dict = {path[-1]: value}
         for key in reversed(path[:-1]):
             tree = {key: tree}
@@ -233,6 +218,15 @@ class SettingsLayers:
         for path in gone:
             if origin := self.origins.pop(path):
                 self.dropped[path] = (_at(before, path), origin)
+
+
+def _choice_level(override: str) -> float:
+    """Sorts overrides that make a choice by `name` before all others, outer ones first, so that
+    none discards what another override sets."""
+    key, _, text = override.partition("=")
+    if re.match(r"\s*\{[^{}]*\bname\s*:", text):
+        key += ".name"
+    return key.count(".") if key.endswith(".name") else math.inf
 
 
 def merge(base: dict, over: dict) -> dict:

@@ -1,9 +1,7 @@
 """Messages for invalid settings, which name the nearest valid setting or choice."""
 
 import difflib
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -65,148 +63,97 @@ def problems_of(
     error: ValidationError,
 ) -> list[tuple[tuple, str]]:
     """The errors of pydantic as (path in the tree, message), one for each setting."""
-    problems: dict[tuple, str] = {}
+    problems: dict[tuple, list[Any]] = {}
     for item in error.errors(include_url=False):
-        place = _Place(cls, tree, Accepted(group=cls))
-        for i, part in enumerate(item["loc"], 1):
-            is_missing = item["type"] == "missing" and i == len(item["loc"])
-            if place.accepts and part in place.accepts.choices and place.choice is None:
-                place = replace(place, choice=part)
-            elif is_missing or place.contains(part):  # others are names of union members
-                place = place.below(part)
-        problems.setdefault(place.path, _message(place, item))
+        problems.setdefault(_path_in(tree, item), []).append(item)
     # Of a union, pydantic reports every member: the innermost problem is the one to fix.
     return [
-        (path, text)
-        for path, text in problems.items()
+        (path, _message(cls, tree, path, items))
+        for path, items in problems.items()
         if not any(path == other[: len(path)] and path != other for other in problems)
     ]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A value in a tree of settings.
-
-    Attributes:
-        accepts: what is accepted there; None for an unknown key.
-        choice: the name of the choice that the value is.
-        group: the settings class of the last key.
-        siblings: the choices of which `group` is one, by name.
-    """
-
-    root: type[BaseModel]
-    value: Any
-    accepts: Accepted | None
-    path: tuple = ()
-    choice: str | None = None
-    group: Any = None
-    siblings: dict[str, type[BaseModel]] = field(default_factory=dict)
-
-    @property
-    def dotted(self) -> str:
-        return ".".join(str(part) for part in self.path)
-
-    def contains(self, key: object) -> bool:
-        """Whether the value has such a key or index."""
-        if isinstance(self.value, list):
-            return isinstance(key, int) and key < len(self.value)
-        return isinstance(self.value, dict) and key in self.value
-
-    def below(self, key: Any) -> "_Place":
-        """The place of a key or an item of the value."""
-        assert self.accepts is not None
-        path = (*self.path, key)
-        value = self.value[key] if self.contains(key) else None
-        if self.accepts.inner is not None:
-            return _Place(self.root, value, self.accepts.inner, path)
-        siblings = self.accepts.choices if self.choice else {}
-        group: Any = siblings[self.choice] if self.choice else self.accepts.group
-        accepts = accepted(group, key) if key in group.model_fields else None
-        return _Place(self.root, value, accepts, path, None, group, siblings)
+def _path_in(tree: Any, item: Any) -> tuple:
+    """The keys and indices of an error's location, without the names of choices and of members of
+    unions."""
+    path = ()
+    value = tree
+    for i, part in enumerate(item["loc"], 1):
+        is_index = isinstance(part, int) and isinstance(value, list) and part < len(value)
+        if is_index or (isinstance(value, dict) and part in value):
+            value = value[part]
+            path = (*path, part)
+        elif item["type"] == "missing" and i == len(item["loc"]):
+            path = (*path, part)
+    return path
 
 
-def _message(place: _Place, item: Any) -> str:
-    kind = item["type"]
-    dotted = place.dotted
-    accepts = place.accepts
+def _found(cls: type[BaseModel], tree: Any, path: tuple) -> tuple[Any, Accepted]:
+    """The value at a path below settings of a class, and what is accepted there."""
+    value = tree
+    accepts = Accepted(group=cls)
+    for key in path:
+        if accepts.inner is not None:
+            accepts = accepts.inner
+        else:
+            accepts = accepted(_chosen(value, accepts), key)
+        value = value[key]
+    return value, accepts
+
+
+def _chosen(value: Any, accepts: Accepted) -> Any:
+    """The settings class that a value chooses by its `name`, or the only one."""
+    return accepts.choices.get(value.get("name")) or accepts.group
+
+
+def _message(cls: type[BaseModel], tree: dict, path: tuple, items: list[Any]) -> str:
+    kind = items[0]["type"]
+    dotted = ".".join(map(str, path))
     if kind in ("value_error", "assertion_error"):
-        reason = str(item["ctx"]["error"])
-        return f"{dotted}: {reason}" if dotted and dotted not in reason else reason
-    if accepts is None:
-        return _unknown(place)
-    if kind == "missing" and isinstance(place.path[-1], int):
-        return f"{dotted} is missing"
+        reason = str(items[0]["ctx"]["error"])
+        return reason if dotted in reason else f"{dotted}: {reason}"
+    if kind == "extra_forbidden":
+        return _unknown(cls, tree, path)
     if kind == "missing":
-        description = place.group.model_fields[place.path[-1]].description
-        return f"{dotted} must be given: {description or 'it has no default'}"
+        value, accepts = _found(cls, tree, path[:-1])
+        field = _chosen(value, accepts).model_fields[path[-1]] if isinstance(value, dict) else None
+        return f"{dotted} is missing" + (f": {field.description}" if field else "")
+    value, accepts = _found(cls, tree, path)
+    known = ", ".join(accepts.choices)
     if kind.startswith("union_tag"):
-        return f"{dotted}.name{_unknown_choice(place.value, accepts)}"
-    if accepts.is_group_only and not isinstance(place.value, dict):
-        reason = _group_required(place, accepts)
-    elif kind == "finite_number":
-        reason = "must be a finite number"
-    elif kind.endswith(("_type", "_parsing", "literal_error", "int_from_float")):
-        reason = _wrong_type(accepts, place.value)
-    elif kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        reason = f"out of range, must be {accepts.limits_text}"
-    else:
-        reason = item["msg"][0].lower() + item["msg"][1:]
-    return f"{dotted} = {show(place.value)}: {reason}"
+        close = nearest(value.get("name"), accepts.choices, 0.5)
+        guess = f"did you mean {close}? " if close else ""
+        return f"{dotted}.name = {show(value.get('name'))} is unknown; {guess}known: {known}"
+    if accepts.is_group_only and accepts.choices and not isinstance(value, dict):
+        close = nearest(value, accepts.choices, 0.6) or "CHOICE"
+        return f"{dotted} = {show(value)}: write {dotted}.name={close}; known: {known}"
+    if accepts.is_group_only and not isinstance(value, dict):
+        names = ", ".join(accepts.group.model_fields)  # type: ignore[union-attr]
+        return f"{dotted} = {show(value)}: must be a group of settings ({names})"
+    # Of a union such as `int | Literal["auto"]`, each member has a reason.
+    reasons = [item["msg"].replace("Input should be", "must be") for item in items]
+    return f"{dotted} = {show(value)}: {', or '.join(dict.fromkeys(reasons))}"
 
 
-def _wrong_type(accepts: Accepted, value: Any) -> str:
-    """The message for a value of another type, or another text than those allowed."""
-    if accepts.types == [str] and isinstance(value, (bool, int, float)):
-        return "expected text; put it between quotes"
-    limits = f", {accepts.limits_text}" if accepts.limits else ""
-    kind = {list: ", not a list", dict: ", not a mapping"}.get(type(value), "")
-    close = nearest(value, map(str, accepts.literals), 0.6)
-    guess = f"; did you mean {close}?" if close else ""
-    if accepts.numeric and (size := re.fullmatch(r"([\d.]+) ?([kKMGT])i?B", str(value))):
-        guess = f"; write {size[1]}{size[2]}"
-    return f"expected {accepts.type_text}{limits}{kind}{guess}"
-
-
-def _unknown_choice(value: dict, accepts: Accepted) -> str:
-    known = f"known: {', '.join(accepts.choices)}"
-    if "name" not in value:
-        return f" is missing; {known}"
-    close = nearest(value["name"], accepts.choices, 0.5)
-    guess = f"did you mean {close}? " if close else ""
-    return f" = {show(value['name'])} is unknown; {guess}{known}"
-
-
-def _group_required(place: _Place, accepts: Accepted) -> str:
-    """The message for another value where a choice by name or a group of settings is required."""
-    null = " or null" if accepts.null else ""
-    if accepts.group is None:
-        close = nearest(place.value, accepts.choices, 0.6)
-        guess = f"did you mean {place.dotted}.name={close}? " if close else ""
-        return f"must be a choice by name{null}; {guess}known: {', '.join(accepts.choices)}"
-    names = ", ".join(accepts.group.model_fields)
-    first = next(iter(accepts.group.model_fields))
-    # No override can set an item of a list.
-    is_item = any(isinstance(part, int) for part in place.path)
-    fix = f"{{{first}: VALUE}}" if is_item else f"{place.dotted}.{first}=VALUE"
-    return f"must be a group of settings ({names}){null}; write {fix}"
-
-
-def _unknown(place: _Place) -> str:
+def _unknown(cls: type[BaseModel], tree: dict, path: tuple) -> str:
     """The message for a key that is no setting."""
-    *path, key = place.path
-    group = ".".join(str(part) for part in path)
-    dotted = place.dotted
-    owners = [name for name, cls in place.siblings.items() if key in cls.model_fields]
+    *above, key = path
+    group = ".".join(map(str, above))
+    dotted = ".".join(map(str, path))
+    value, accepts = _found(cls, tree, tuple(above))
+    chosen = _chosen(value, accepts)
+    owners = [name for name, other in accepts.choices.items() if key in other.model_fields]
     if owners:
-        name = place.group.model_fields["name"].default
-        inside = [leaf for leaf in leaves(place.group) if leaf.rpartition(".")[2] == key]
+        name = value["name"]
+        inside = [leaf for leaf in leaves(chosen) if leaf.rpartition(".")[2] == key]
         fix = f"choose {group}.name={owners[0]} first"
         if inside:
             fix = f"with {name} it is {group}.{inside[0]}"
         return f"{dotted} belongs to {', '.join(owners)}, not to {name}; {fix}"
-    fields = [name for name in place.group.model_fields if name != "name"]
+    fields = [name for name in chosen.model_fields if name != "name"]
     siblings = [f"{group}.{name}" if group else name for name in fields]
-    others = leaves(place.root)
+    others = leaves(cls)
     if group and len(fields) <= MAX_LISTED:  # few enough to list: suggest nothing from elsewhere
         others = [name for name in others if name.startswith(f"{group}.")]
     fix = f"the settings {f'of {group}' if group else 'at the top level'} are {', '.join(fields)}"

@@ -26,20 +26,12 @@ def check_model(settings: RunSettings) -> None:
     limit = input_limit(settings)
     length = settings.train_length
     sampler = settings.data.positions
-    end = settings.data.position_end(length)
-    shortest = min(settings.training.validation.multiples)
+    longest = settings.data.position_end(length)
+    shortest = min(settings.training.validation.multiples) * length
     if settings.data.gives_positions:
         shortest = 0  # validation has the positions of training
-    elif limit is not None and limit < length:
-        raise TrainingError(
-            f"train_length {length} is longer than the {limit} positions this scheme has: shorten "
-            f"it, or raise {_end_of(settings, length)}"
-        )
-    if limit is not None and limit < shortest * length:
-        raise TrainingError(
-            f"training.validation.multiples begins at {shortest} × {length} tokens, and positions "
-            f"end at {limit}: add 1 to it"
-        )
+    else:
+        longest = max(longest, length)
     for name, kind in settings.model.resolved_kinds.items():
         scheme = kind.position.name
         if sampler.fractional and not SCHEMES[scheme][1].supports_fractions:
@@ -48,10 +40,16 @@ def check_model(settings: RunSettings) -> None:
                 f"{settings.model.position_key(name)}.name = {scheme} does not support; change one "
                 "of them"
             )
-    if limit is not None and limit < end:
+    if limit is not None and limit < longest:
         raise TrainingError(
-            f"data ({sampled(settings)}) has positions up to {end - 1}, and positions end at "
-            f"{limit - 1}: raise {_end_of(settings, end)}, or lower the largest position"
+            f"train_length {length} with data.positions.name = {sampler.name} needs {longest} "
+            f"positions, and the scheme has {limit}: raise {_end_of(settings)}, or lower "
+            "train_length or the largest sampled position"
+        )
+    if limit is not None and limit < shortest:
+        raise TrainingError(
+            f"training.validation.multiples begins at {shortest} tokens, and positions end at "
+            f"{limit}: add 1 to it"
         )
     if settings.training.state == "carry":
         for stage in stages_of(settings):
@@ -63,23 +61,13 @@ def check_model(settings: RunSettings) -> None:
             )
 
 
-def _end_of(settings: RunSettings, end: int) -> str:
+def _end_of(settings: RunSettings) -> str:
     """The setting that limits the positions, for an error message."""
     for name, kind in settings.model.resolved_kinds.items():
-        for key, value in (("max_length", f" to {end}"), ("scale_base", "")):
+        for key in ("max_length", "scale_base"):
             if key in type(kind.position).model_fields:
-                return f"{settings.model.position_key(name)}.{key}{value}"
+                return f"{settings.model.position_key(name)}.{key}"
     return "model.dim"
-
-
-def sampled(settings: RunSettings) -> str:
-    """The position sampler as text: `pose: target 2048`."""
-    if settings.data.gives_positions:
-        return "positions of the task"
-    values = settings.data.positions.model_dump()
-    name = values.pop("name")
-    inside = ", ".join(f"{key} {str(value).lower()}" for key, value in values.items())
-    return f"{name}: {inside}" if inside else name
 
 
 def check_processes(settings: RunSettings, parallel: Parallel) -> None:

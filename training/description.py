@@ -3,9 +3,9 @@ with --dry-run."""
 
 from model import Transformer
 from run_directory.parent_run import ParentRun
+from run_directory.run import short_text
 from run_directory.run_settings import RunSettings
 from run_directory.stages import TrainingSchedule
-from training.checks import sampled
 from training.optimizer import Optimizer
 
 Row = tuple[str, str]
@@ -37,7 +37,8 @@ def describe_run(settings: RunSettings, model: Transformer) -> list[Row]:
         ("precision", settings.training.precision),
     ]
     if settings.data.positions.name != "plain":
-        rows.append(("sampled positions", f"{sampled(settings)}; evaluation counts from 0"))
+        sampler = short_text(settings.data.positions.model_dump())
+        rows.append(("sampled positions", f"{sampler}; evaluation counts from 0"))
     for stage in TrainingSchedule(settings).stages[1:]:
         rows.append((f"after step {stage.start:,}", stage.changes))
     optimizer = Optimizer(model, settings.training.optimizer)
@@ -56,21 +57,4 @@ def describe_parent(settings: RunSettings, parent: ParentRun) -> list[Row]:
     rows = [("fork of" if settings.is_fork else "extension of", first)]
     rows += [("before it", text) for text in earlier]
     rows += [("changed", text) for text in parent.changed(settings)]
-    if settings.is_fork:
-        rows += [("after the fork", text) for text in changed_rates(settings, parent)]
     return rows
-
-
-def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """The learning rates of the first update after a fork that differ by more than 1% from those of
-    the parent at that step, or at its end."""
-    step = parent.checkpoint.step
-    last = min(step, parent.settings.steps - 1)
-    before = TrainingSchedule(parent.settings).learning_rates(last)
-    there = str(parent.folder) if last == step else f"{parent.folder} at its end"
-    return [
-        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in "
-        f"{there}, {rate:.3g} here"
-        for name, rate in TrainingSchedule(settings).learning_rates(step).items()
-        if name in before and abs(rate - before[name]) > 0.01 * before[name]
-    ]

@@ -38,8 +38,7 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
     is_planned = run.options.world is not None
     settings = run.settings
     parent = run.parent
-    has_own_text = parent is not None and parent.is_gone
-    if not has_own_text and not is_prepared(settings.data):
+    if not (parent is not None and parent.is_gone) and not is_prepared(settings.data):
         check_texts(settings.data)
     estimate = MemoryEstimate(settings, run.parallel, parent)
     model = estimate.model
@@ -54,12 +53,10 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
         rows.append(("training FLOPs, each device", f"{flops:.3g}"))
     else:
         rows.append(("free memory", size_text(estimate.free)))
-    if fits and not is_planned:
-        left = settings.trained_tokens - settings.tokens_after(settings.first_step)
-        seconds = left / tokens_per_second(run, model.vocab_size, train_step)
-        rows.append(
-            ("time", f"about {duration(seconds)} without validation, measured on a few steps")
-        )
+        if fits:
+            left = settings.trained_tokens - settings.tokens_after(settings.first_step)
+            time_left = duration(left / tokens_per_second(run, model.vocab_size, train_step))
+            rows.append(("time", f"about {time_left} without validation, measured on a few steps"))
     if parent is not None:
         rows += describe_parent(settings, parent)
     if not run.parallel.main:
@@ -97,7 +94,7 @@ def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) 
     if parallel.shard is not None:
         tokens = parallel.shard.select(tokens)
     positions = TokenPositions.plain(stage.length, device=run.device)
-    part = MicroBatch(tokens, tokens, positions, parallel.shard)
+    part = MicroBatch(tokens, tokens, positions)
     batch = StepBatch(stage, [part], size * stage.length * parallel.data_world)
     times = []
     for _ in range(1 + MEASURED_STEPS):

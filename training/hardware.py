@@ -1,9 +1,9 @@
 """Hardware: peak FLOP/s and memory."""
 
-import importlib
-import sys
+import re
 from pathlib import Path
 
+import psutil
 import torch
 
 # Dense bfloat16 peaks with float32 accumulation from the vendors' data sheets, FLOP/s. The first
@@ -37,14 +37,8 @@ def peak_memory(device: torch.device) -> int:
     """Peak memory of this process in bytes; GPU memory where there is a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # getrusage includes the process that started this one, up to its exec
+    # getrusage would include the process that started this one, up to its exec
     status = Path("/proc/self/status")
-    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
-    for line in lines:
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return 0  # not known
-    resource = importlib.import_module("resource")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    text = status.read_text(encoding="utf-8") if status.exists() else ""
+    peak = re.search(r"^VmHWM:\s*(\d+) kB", text, re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else psutil.Process().memory_info().rss

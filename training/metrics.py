@@ -3,10 +3,10 @@
 import importlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,36 +22,18 @@ from run_directory.stages import Stage
 from training.hardware import known_peak, peak_memory
 from training.micro_batches import StepBatch
 from training.setup import TrainingRun
-from training.train_state import REASONS, SPIKE, StepDecision, TrainState
+from training.train_state import REASONS, SPIKE, TrainState
 
 UPLOAD_TIMEOUT = 20.0  # seconds for the last uploads to Weights & Biases
 
 
-class StepMetrics(NamedTuple):
-    """The metrics of one step, on the host."""
-
-    loss: float
-    grad_norm: float  # before clipping
-    status: int  # exit status requested by any rank; 0: none
-    reason: int  # why the update was skipped: 0, NOT_FINITE or SPIKE
-    count: int  # steps of the run skipped for that reason so far
-    stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
-
-
 class StepResult:
-    """The metrics of one step, copied to the host asynchronously: reading waits for this step only.
+    """Scalars of one step by name, copied to the host asynchronously: reading waits for this step
+    only."""
 
-    Args:
-        loss: the mean NLL over all targets and ranks.
-        grad_norm: the gradient norm before clipping.
-        exits: the numbers of ranks that request an exit, and to be requeued.
-    """
-
-    def __init__(
-        self, loss: Tensor, grad_norm: Tensor, exits: Sequence[Tensor], decision: StepDecision
-    ):
-        scalars = (loss, grad_norm, *exits, decision.reason, decision.count, decision.stopped)
-        self._values = torch.stack([x.double() for x in scalars])
+    def __init__(self, scalars: dict[str, Tensor]):
+        self._names = list(scalars)
+        self._values = torch.stack([x.double() for x in scalars.values()])
         self._copied: torch.cuda.Event | None = None
         if self._values.device.type == "cuda":
             host = torch.empty(self._values.shape, dtype=torch.float64, pin_memory=True)
@@ -59,13 +41,11 @@ class StepResult:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def read(self) -> StepMetrics:
+    def read(self) -> dict[str, float]:
         """Wait for the values."""
         if self._copied is not None:
             self._copied.synchronize()
-        loss, norm, exits, requeue, reason, count, stopped = self._values.tolist()
-        status = REQUEUE if requeue else INTERRUPTED if exits else 0
-        return StepMetrics(loss, norm, status, int(reason), int(count), bool(stopped))
+        return dict(zip(self._names, self._values.tolist(), strict=True))
 
 
 class Metrics:
@@ -83,9 +63,6 @@ class Metrics:
         self._run = run
         self._interval = settings.training.log_interval
         self._late = 1 if run.device.type == "cuda" else 0
-        peak = known_peak(run.device)
-        self._peak = peak and peak * run.parallel.world  # FLOP/s
-        self._flops_per_token = run.model.flops_per_token
         self._tokens = settings.tokens_after(state.step)
         self._open = ExitStack()
         self._file: MetricsFile | None = None
@@ -98,7 +75,7 @@ class Metrics:
                 if settings.training.wandb.mode != "disabled":
                     self._sinks.append(WandbLog(settings, run.folder, run.console))
                     self._open.callback(self._sinks[-1].close)
-        self._queue: list[tuple[int, StepResult, dict, Stage]] = []
+        self._queue: list[tuple[int, StepResult, StepBatch]] = []
         self._seconds = 0.0  # of the steps since the last measured speed
         self._measured = self._tokens  # tokens then
         self.loss = math.nan
@@ -107,10 +84,8 @@ class Metrics:
         self.resume_clock()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
-        if error is None and self._lost():
-            raise self._lost_error()
 
     def write(self, step: int, kind: str, **values: object) -> None:
         """Write one line of metrics."""
@@ -128,85 +103,63 @@ class Metrics:
 
         Raises TrainingError where more steps were skipped than the settings allow.
         """
-        self._queue.append((state.step, result, batch.rates | batch.facts, batch.stage))
+        self._queue.append((state.step, result, batch))
         return self.read(0 if wait else self._late)
 
     def read(self, pending: int = 0) -> int:
         """Read all results but the latest `pending`; as `log`."""
         status = 0
         while len(self._queue) > pending:
-            step, result, values, stage = self._queue.pop(0)
-            metrics = result.read()
-            status = metrics.status or status
-            self._write_step(step, metrics, values, stage)
-            if metrics.stopped:
-                raise TrainingError(self._why_stopped(step, metrics))
-            if metrics.reason and self._file:
+            step, result, batch = self._queue.pop(0)
+            scalars = result.read()
+            if scalars["exit"]:
+                status = REQUEUE if scalars["requeue"] else INTERRUPTED
+            self._write_step(step, scalars, batch)
+            if scalars["stopped"]:
+                raise TrainingError(why_stopped(self._run.folder, step, scalars))
+            if scalars["reason"] and self._file:
                 self._run.console.warn(
-                    f"step {step} is skipped, {REASONS[metrics.reason]}: loss {metrics.loss:g}, "
-                    f"gradient norm {metrics.grad_norm:g}; number {metrics.count} of the run"
+                    f"step {step} is skipped, {REASONS[scalars['reason']]}: loss "
+                    f"{scalars['loss']:g}, gradient norm {scalars['grad_norm']:g}; number "
+                    f"{scalars['count']:.0f} of the run"
                 )
         return status
 
-    def _write_step(self, step: int, metrics: StepMetrics, values: dict, stage: Stage) -> None:
+    def _write_step(self, step: int, scalars: dict[str, float], batch: StepBatch) -> None:
+        stage = batch.stage
         if stage.start == step - 1 > 0:
-            size = {"length": stage.length, "batch_size": stage.batch_size}
-            size = size if stage.is_resized else {}
-            self.write(stage.start, "change", overrides=list(stage.overrides), **size)
-            self._run.console.info(f"after step {stage.start} {stage.changes}")
-        self.loss = metrics.loss
+            self._write_change(stage)
+        self.loss = scalars["loss"]
         self._tokens += stage.length * stage.batch_size
-        now = time.perf_counter()
-        self._seconds += now - self._last
-        self._last = now
-        if metrics.reason:
-            values |= {"skipped": REASONS[metrics.reason]}
+        begun = self._last
+        self.resume_clock()
+        self._seconds += self._last - begun
+        values: dict[str, Any] = batch.rates | batch.facts
+        if scalars["reason"]:
+            values["skipped"] = REASONS[scalars["reason"]]
         if step % self._interval == 0 or step == self._run.steps:
             rate = (self._tokens - self._measured) / max(self._seconds, 1e-9)
-            values |= {"tokens_per_second": rate}
-            if self._peak:
-                values["mfu"] = rate * self._flops_per_token(stage.length) / self._peak
+            values["tokens_per_second"] = rate
+            if peak := known_peak(self._run.device):
+                flops = rate * self._run.model.flops_per_token(stage.length)
+                values["mfu"] = flops / (peak * self._run.parallel.world)
             values["peak_memory_bytes"] = peak_memory(self._run.device)
             self._seconds = 0.0
             self._measured = self._tokens
-            if self._lost():
-                self._run.requests.request(INTERRUPTED)  # all save, then this process reports it
         self.write(
             step,
             "train",
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
+            loss=scalars["loss"],
+            grad_norm=scalars["grad_norm"],
             tokens=self._tokens,
             **values,
         )
 
-    def _lost(self) -> list[Path]:
-        """The files of the run directory that are gone."""
-        files = [self._run.folder / name for name in (METRICS, MANIFEST)]
-        return [file for file in files if self._file and not file.exists()]
-
-    def _lost_error(self) -> TrainingError:
-        folder = self._run.folder
-        lost = self._lost()[0] if folder.exists() else folder
-        return TrainingError(
-            f"{lost} was removed or moved during training: restore it, then resume"
-        )
-
-    def _why_stopped(self, step: int, metrics: StepMetrics) -> str:
-        """An error message for the step that stopped the run."""
-        steps = steps_of(self._run.folder)
-        saved = f"step {steps[-1]} is saved" if steps else "there is no checkpoint"
-        fix = "raise training.on_nonfinite.limit"
-        if metrics.reason == SPIKE:
-            fix = "raise training.on_spike.limit"
-        elif metrics.count == 1:
-            fix = "set training.on_nonfinite.name=skip"
-        return (
-            f"step {step}: the loss is {metrics.loss:g}, the gradient norm {metrics.grad_norm:g} "
-            f"({REASONS[metrics.reason]} number {metrics.count} of the run). The step was not "
-            f"applied, and {saved}: lower training.optimizer.lr or training.grad_clip in a new "
-            f"run, or check its data, or {fix}"
-        )
+    def _write_change(self, stage: Stage) -> None:
+        size = {"length": stage.length, "batch_size": stage.batch_size}
+        overrides = list(stage.overrides)
+        self.write(stage.start, "change", overrides=overrides, **size if stage.is_resized else {})
+        self._run.console.info(f"after step {stage.start} {stage.changes}")
 
     def resume_clock(self) -> None:
         """Exclude the time since the last step from the rates."""
@@ -215,13 +168,33 @@ class Metrics:
     def sync(self) -> None:
         """Flush the metrics to the disk before a checkpoint.
 
-        Raises TrainingError where the run directory is lost: saving would create another one in its
-        place.
+        Raises TrainingError where a file of the run directory is lost: saving would create another
+        one in its place.
         """
-        if not self._run.folder.exists():
-            raise self._lost_error()
         if self._file:
+            for name in ("", METRICS, MANIFEST):
+                if not (lost := self._run.folder / name).exists():
+                    raise TrainingError(
+                        f"{lost} was removed or moved during training: restore it, then resume"
+                    )
             self._file.sync()
+
+
+def why_stopped(folder: Path, step: int, scalars: dict[str, float]) -> str:
+    """An error message for the step that stopped the run in `folder`."""
+    steps = steps_of(folder)
+    saved = f"step {steps[-1]} is saved" if steps else "there is no checkpoint"
+    fix = "raise training.on_nonfinite.limit"
+    if scalars["reason"] == SPIKE:
+        fix = "raise training.on_spike.limit"
+    elif scalars["count"] == 1:
+        fix = "set training.on_nonfinite.name=skip"
+    return (
+        f"step {step}: the loss is {scalars['loss']:g}, the gradient norm "
+        f"{scalars['grad_norm']:g} ({REASONS[scalars['reason']]} number {scalars['count']:.0f} of "
+        f"the run). The step was not applied, and {saved}: lower training.optimizer.lr or "
+        f"training.grad_clip in a new run, or check its data, or {fix}"
+    )
 
 
 class ProgressLines:
@@ -301,10 +274,11 @@ class WandbLog:
         slashes."""
         if self.run is None:
             return
-        place = {key: line[key] for key in ("step", "attempt")}
-        values = {key: value for key, value in line.items() if key not in ("kind", *place)}
+        values = dict(line)
+        kind = values.pop("kind")
+        place = {key: values.pop(key) for key in ("step", "attempt")}
         with self._ended_by_errors():
-            self.run.log(flat(values, line["kind"]) | place)
+            self.run.log(flat(values, kind) | place)
 
     def close(self) -> None:
         if self.run is not None:

@@ -1,11 +1,10 @@
 """The batches of a run: read ahead in a thread, and split into micro-batches on the device."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import islice
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from data.sampling.batches import (
     TrainingText,
 )
 from errors import TrainingError
-from model import ContextShard, TokenPositions
+from model import TokenPositions
 from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage, TrainingSchedule
 from training.parallel import Parallel
@@ -69,14 +68,12 @@ class MicroBatch:
     Attributes:
         tokens, targets: (b, T), or (b, T / N) if a context group of N ranks shares the sequences.
         positions: of whole sequences.
-        shard: this rank's part of the sequences; None: all.
         rows: of this process's sequences of the step.
     """
 
     tokens: Tensor
     targets: Tensor
     positions: TokenPositions
-    shard: ContextShard | None = None
     rows: slice = field(default_factory=lambda: slice(None))
 
 
@@ -102,7 +99,8 @@ class StepBatch:
 def step_batches(
     sampler: RunSampler, parallel: Parallel, schedule: TrainingSchedule, start: int
 ) -> Iterator[StepBatch]:
-    """The batches of the steps from `start` to the end of the run.
+    """The batches of the steps from `start` to the end of the run, read in a thread up to AHEAD
+    steps early.
 
     Raises DataError, in the step it belongs to, where the text cannot be read.
     """
@@ -111,32 +109,25 @@ def step_batches(
         batch = sampler.batch(step, parallel.data_rank, parallel.data_world)
         return batch.pinned() if parallel.device.type == "cuda" else batch
 
-    for step, batch in enumerate(read_ahead(read, start, schedule.steps), start):
-        stage = schedule.stage(step)
-        parts = micro_batches(batch, stage.micro_batch_size, stage.length, parallel)
-        facts: dict = {"targets": batch.n_targets}
-        if batch.passes:
-            facts["passes"] = batch.passes
-        facts |= {"epoch": batch.epoch, "data": batch.hash}
-        yield StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
-
-
-def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
-    """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are
-    raised in their step."""
-    steps = iter(range(start, stop))
     with ThreadPoolExecutor(max_workers=1) as thread:
-        batches = deque(thread.submit(read, step) for step in islice(steps, AHEAD))
-        while batches:
-            batch = batches.popleft().result()
-            batches.extend(thread.submit(read, step) for step in islice(steps, 1))
-            yield batch
+        steps = range(start, schedule.steps)
+        reads = deque(thread.submit(read, step) for step in steps[:AHEAD])
+        for step in steps:
+            batch = reads.popleft().result()
+            if step + AHEAD in steps:
+                reads.append(thread.submit(read, step + AHEAD))
+            stage = schedule.stage(step)
+            parts = micro_batches(batch, stage.micro_batch_size, stage.length, parallel)
+            facts: dict = {"targets": batch.n_targets}
+            if batch.passes:
+                facts["passes"] = batch.passes
+            facts |= {"epoch": batch.epoch, "data": batch.hash}
+            yield StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
 
 
 def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:
     """Split a batch, pinned for a GPU, into groups of at most `size` sequences on the device. The
     host does not wait for the copies. `length` is the declared length of every row."""
-    shard = parallel.shard
     parts = []
     for start in range(0, len(batch.tokens), size):
         rows = slice(start, start + size)
@@ -145,9 +136,9 @@ def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> l
             (x if len(x) == 1 else x[rows]).to(parallel.device, non_blocking=True)
             for x in (getattr(batch, name) for name in TENSORS)
         )
-        if shard is not None:
-            tokens = shard.select(tokens)
-            targets = shard.select(targets)
+        if parallel.shard is not None:
+            tokens = parallel.shard.select(tokens)
+            targets = parallel.shard.select(targets)
         positions = TokenPositions(
             order=order,
             position=position,
@@ -157,5 +148,5 @@ def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> l
             lengths=(length,),
             unit_steps=batch.unit_steps,
         )
-        parts.append(MicroBatch(tokens, targets, positions, shard, rows))
+        parts.append(MicroBatch(tokens, targets, positions, rows))
     return parts

@@ -102,9 +102,12 @@ def test_files_that_cannot_be_read(write, tmp_path):
         assert expected in error_of(tmp_path / f"{file}.yaml")
 
 
-def test_an_override_that_a_later_choice_would_discard_is_an_error():
-    text = error_of("model.position.scaling.factor=4", "model.position.scaling.name=yarn")
-    assert "model.position.scaling.factor=4" in text
+def test_choices_by_name_come_before_other_overrides():
+    words = ["model.position.scaling.factor=4", "model.position.scaling.name=yarn"]
+    for choice in ("model.position={name: rope, theta: 5}", "model.position.name=rope"):
+        position = load_settings(Root, [*words, choice]).model.position
+        assert position.scaling == Yarn(factor=4)
+        assert position.theta == (5 if "theta" in choice else 10000)
 
 
 def test_errors_are_reported_together_with_lines(write, tmp_path):

@@ -55,7 +55,7 @@ class Training:
         step = StepBatch(stage, parts, batch.n_targets)
         t = self.settings.training
         metrics = train_step(self.state, step, parallel, t, StopRequests()).read()
-        return metrics.loss, metrics.grad_norm
+        return metrics["loss"], metrics["grad_norm"]
 
     def save(self, folder) -> None:
         """As training.checkpointer does. Every process calls it."""

@@ -37,10 +37,10 @@ def refused(message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("model.position.max_length=63", "train_length 64 is longer than the 63 positions"),
+        ("model.position.max_length=63", "train_length 64 .* needs 64 positions, .* has 63"),
         (
             "model.position.max_length=127 training.validation.multiples=[4,2]",
-            "begins at 2 × 64 .* 127",
+            "begins at 128 .* 127",
         ),
         ("model.position.max_length=128 training.validation.multiples=[2]", None),
         ("", None),

@@ -22,7 +22,7 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
-from training.metrics import Metrics, ProgressLines, StepMetrics, WandbLog
+from training.metrics import ProgressLines, WandbLog, why_stopped
 from training.train_state import NOT_FINITE, SPIKE
 
 
@@ -115,11 +115,9 @@ def test_error_of_a_stopped_run_names_the_checkpoint_and_a_fix(
 ):
     for step in saved:
         save_weights(tmp_path, step, Net())
-    metrics = SimpleNamespace(_run=SimpleNamespace(folder=tmp_path))
-    result = StepMetrics(math.nan, 2.0, 0, reason, count, stopped=True)
-    assert re.search(
-        f"step 7: the loss is nan.*{message}", Metrics._why_stopped(metrics, 7, result)
-    )
+    scalars = {"loss": math.nan, "grad_norm": 2.0, "reason": float(reason), "count": float(count)}
+    text = why_stopped(tmp_path, 7, scalars)
+    assert re.search(f"step 7: the loss is nan.*{message}", text)
 
 
 # Weights & Biases

@@ -96,14 +96,14 @@ PATTERN = [
         (
             [LEARNED],
             "{name: random_subset}",
-            r"\(random_subset: max_length 2048, per row\) .* up to 2047, .* end at 299: .* to 2048",
+            r"data.positions.name = random_subset needs 2048 positions, and the scheme has 300",
         ),
         (
             [LEARNED],
             "{name: random_offset, max_offset: 237}",
-            "up to 300, and positions end at 299: raise model.position.max_length to 301",
+            "needs 301 positions, and the scheme has 300: raise model.position.max_length",
         ),
-        ([LEARNED], "{name: pose, target: 301}", "up to 300, and positions end at 299"),
+        ([LEARNED], "{name: pose, target: 301}", "needs 301 positions"),
         ([LEARNED], "{name: pose, target: 300}", None),
         ([], "{name: cape}", None),
     ],

@@ -17,7 +17,6 @@ from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from training.checks import check_model
-from training.description import changed_rates
 from training.micro_batches import StepBatch, step_batches
 from training.optimizer import Optimizer
 from training.train_state import StepGuard, TrainState
@@ -124,16 +123,8 @@ def test_learning_rates_per_stage():
     assert positions == pytest.approx([share / 10 for share in shares], rel=1e-12)
 
 
-def test_rates_at_the_edges_of_stages_and_forks():
-    """A warm-up may be as long as its stage; the first update of a fork at step 8 is the ninth."""
-    linear = ["training.optimizer={name: adamw, lr: 1}"]
-    linear += ["training.lr_schedule={name: linear, warmup: 0, min_lr_ratio: 0}"]
-    long = staged("{duration: 10}, {duration: 10, warmup: 10}", *linear)
-    assert stages_of(long)[1].warmup == 10
-    short = staged("{duration: 10}", "training.tokens=480", *linear)
-    parent = SimpleNamespace(checkpoint=SimpleNamespace(step=8), settings=long, folder="x")
-    (line,) = changed_rates(short, parent)
-    assert "step 9: 0.6 in x, 0.2 here" in line
+def test_a_warm_up_may_be_as_long_as_its_stage():
+    assert stages_of(staged("{duration: 10}, {duration: 10, warmup: 10}"))[1].warmup == 10
 
 
 def test_a_stage_begins_with_its_first_update():
