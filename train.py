@@ -92,7 +92,7 @@ def train(run: TrainingRun) -> int:
             if saves or status:
                 checkpointer.save(run, state, metrics)
             if status and state.step < run.steps:
-                run.report_stop(state.step)
+                run.announce_stop(state.step)
                 return status
         if not is_complete:
             metrics.write(run.steps, "end", peak_memory_bytes=peak_memory(run.device))

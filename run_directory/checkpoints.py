@@ -27,7 +27,6 @@ from run_directory.process_group import ALONE, ProcessGroup, error_barrier
 from run_directory.training_settings import CheckpointSettings
 from run_directory.weights import (
     flaw,
-    flaw_of_file,
     own_part,
     weights_of,
     whole_name,
@@ -196,12 +195,10 @@ def _hash_of(manifest: dict) -> str:
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
-    old = folder.with_name(f".replaced-{folder.name}")
-    if folder.exists():
-        os.rename(folder, old)
+    if folder.exists():  # damaged: the run was resumed from an earlier one
+        remove_checkpoint(folder)
     os.rename(draft, folder)
     sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -212,18 +209,13 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def clean_leftovers(run: Path) -> None:
-    """Remove the files of interrupted writes; a checkpoint whose replacement was interrupted is
-    restored.
+    """Remove the files of interrupted writes.
 
     Only for the process that trains the run: in any other it could remove a checkpoint that is
     being written.
     """
     for path in list((run / "checkpoints").glob(".*")):
-        home = path.with_name(path.name.removeprefix(".replaced-"))
-        if home != path and not home.exists():
-            os.rename(path, home)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _kept(run: Path) -> str:
@@ -269,8 +261,6 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
                 return f"{name} has {size} bytes instead of {wanted['bytes']}"
             if sha256_of(file) != wanted["sha256"]:
                 return f"{name} is altered: its content does not match its hash"
-            if file.suffix == ".safetensors" and (wrong := flaw_of_file(file)) is not None:
-                return f"{name}: {wrong}"
         read_object(folder / STATE, _STATE)
     except (TrainingError, OSError) as error:
         return str(error)

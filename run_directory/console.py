@@ -62,16 +62,11 @@ class Console:
                     self._screen = None
         else:
             counter = Counter(lambda counter: self._progress_line(counter, label, total, unit))
-            end = "stopped"
-            try:
-                yield counter
-                end = "done"
-            finally:
-                rate = f" ({_count(counter.rate)} {unit}/s)" if counter.done else ""
-                self._line(
-                    f"{label}: {end}, {_count(counter.done)} {unit} in "
-                    f"{duration(time.monotonic() - counter.start)}{rate}"
-                )
+            yield counter
+            self._line(
+                f"{label}: {counter.done:,.0f} {unit} in "
+                f"{duration(time.monotonic() - counter.start)}"
+            )
 
     def _progress_line(self, counter: "Counter", label: str, total: int | None, unit: str) -> None:
         """Print the progress, at most once every `interval` seconds."""
@@ -79,12 +74,11 @@ class Console:
         if now - counter.last_shown < self.interval or (total and counter.done >= total):
             return
         counter.last_shown = now
-        share = f"{_count(counter.done)} {unit}"
-        left = ""
+        share = f"{counter.done:,.0f} {unit}"
         if total:
-            share = f"{counter.done / total:.0%} ({_count(counter.done)} of {_count(total)} {unit})"
-            left = f", {duration((total - counter.done) / counter.rate)} left"
-        self._line(f"{label}: {share}, {_count(counter.rate)} {unit}/s{left}")
+            left = duration((total - counter.done) / counter.rate)
+            share = f"{counter.done / total:.0%} of {total:,.0f} {unit}, {left} left"
+        self._line(f"{label}: {share}, {counter.rate:,.0f} {unit}/s")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table; numeric columns are right-aligned."""
@@ -138,14 +132,6 @@ class Counter:
     def rate(self) -> float:
         """Units per second."""
         return self.done / max(time.monotonic() - self.start, 1e-9)
-
-
-def _count(number: float) -> str:
-    """Format 1234567 as 1.23M; small numbers have one decimal only if they are not whole."""
-    for power, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(number) >= power:
-            return f"{number / (1e3 if suffix == 'k' else power):.3g}{suffix}"
-    return f"{number:.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
 
 
 def duration(seconds: float) -> str:

@@ -21,11 +21,10 @@ class MetricsFile:
     """
 
     def __init__(self, file: Path, step: int):
-        self.file = file
         self.attempt = 1
         if file.exists():
             _complete_last_line(file)
-            self.attempt += max((line["attempt"] for line in held_lines(file)), default=0)
+            self.attempt += max((line["attempt"] for line in read_metrics(file)), default=0)
         self._stream = file.open("a", encoding="utf-8")
         self.write(step, "start")
 
@@ -34,46 +33,25 @@ class MetricsFile:
         "inf"."""
         line: dict = {"kind": kind, "step": step, "attempt": self.attempt}
         line |= {key: _plain(value) for key, value in values.items()}
-        try:
-            self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-            self._stream.flush()
-        except OSError as error:
-            raise TrainingError(
-                f"{self.file}: step {step} cannot be written: {error.strerror}"
-            ) from error
+        self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._stream.flush()
         return line
 
     def sync(self) -> None:
         """Flush all lines to the disk; called before a checkpoint."""
-        try:
-            os.fsync(self._stream.fileno())
-        except OSError as error:
-            raise TrainingError(
-                f"{self.file}: cannot be flushed to disk: {error.strerror}"
-            ) from error
+        os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         self._stream.close()
 
 
 def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
-    """`held_lines` of one kind (None: all); the last of each (step, kind), sorted by step."""
-    kept: dict[tuple[int, str], dict] = {}
-    for line in held_lines(file):
-        if kind not in (None, line["kind"]):
-            continue
-        # the last one defines the order within its step
-        kept.pop((line["step"], line["kind"]), None)
-        kept[line["step"], line["kind"]] = line
-    return sorted(kept.values(), key=lambda line: line["step"])  # stable
-
-
-def held_lines(file: Path) -> list[dict]:
-    """The lines that no later attempt superseded, in the order written.
+    """The lines of a kind (None: all) that no later attempt superseded; the last of each (step,
+    kind), sorted by step.
 
     Ignores an incomplete last line. Raises TrainingError for an invalid line elsewhere.
     """
-    held: list[dict] = []
+    held: dict[tuple[int, str], dict] = {}
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
             line = _parsed(raw)
@@ -82,14 +60,17 @@ def held_lines(file: Path) -> list[dict]:
             if line is None:
                 continue
             if line["kind"] == "start":
-                held = [old for old in held if old["step"] <= line["step"]]
-            held.append(line)
-    return held
+                held = {key: old for key, old in held.items() if old["step"] <= line["step"]}
+            key = (line["step"], line["kind"])
+            held.pop(key, None)  # the last one defines the order within its step
+            held[key] = line
+    lines = [line for line in held.values() if kind in (None, line["kind"])]
+    return sorted(lines, key=lambda line: line["step"])  # stable
 
 
 def last_lines(file: Path) -> dict[str, dict]:
     """The last line of each kind; {} where the file does not exist."""
-    return {line["kind"]: line for line in held_lines(file)} if file.exists() else {}
+    return {line["kind"]: line for line in read_metrics(file)} if file.exists() else {}
 
 
 def _parsed(raw: bytes) -> dict | None:

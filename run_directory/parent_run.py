@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from data import RunData
-from data.files import with_keys
 from data.prepared import USE
 from data.sampling.segments import chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
@@ -28,7 +27,7 @@ from errors import TrainingError
 from model import ModelError, ModelSettings
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
 from run_directory.position_overrides import meta_model, override, why
-from run_directory.run import MANIFEST, Run, changed, is_run, not_a_run
+from run_directory.run import Run, changed, is_run, not_a_run
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stages_of
 from settings.load import differences, load_settings, setting_before_validation
@@ -132,13 +131,7 @@ class ParentRun:
         if settings.data.tokenizer == tokenizer:  # the same tokenizer under another setting
             data = old.data.model_copy(update={"tokenizer": tokenizer})
             old = old.model_copy(update={"data": data})
-        try:
-            check_fork(self.checkpoint.step, old, settings)
-        except TrainingError as error:
-            raise TrainingError(
-                f"{self.folder} cannot be forked this way (an extension run takes its weights "
-                f"only: parent.run={self.folder} without --fork):\n       {error}"
-            ) from None
+        check_fork(self.checkpoint.step, old, settings)
 
     def check_text(self, settings: RunSettings, data: RunData) -> None:
         """Raise TrainingError where the text has another tokenizer or, in an extension run, no
@@ -202,7 +195,6 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
         inherited["original_length"] = settings.original_length or settings.train_length
         inherited["seed"] += 1
         inherited["training"]["stages"] = []
-    with_keys(folder / MANIFEST, run.manifest, {"vocab_size": int, "tokenizer_hash": str})
     return ParentRun(folder, settings, checkpoint, run.manifest, inherited)
 
 
@@ -285,7 +277,7 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
         if f"{key}.".startswith(f"{fixed}.")
     ]
     if wrong:
-        raise TrainingError("\n       ".join(wrong))
+        raise TrainingError("\n       ".join(["these settings cannot change in a fork:", *wrong]))
     if new.steps <= step:
         raise TrainingError(
             f"training.tokens = {new.training.tokens} is {new.steps} steps, but the checkpoint is "

@@ -17,6 +17,15 @@ class ProcessGroup:
         """The value of each process, by rank."""
         return [value]
 
+    def agree(self, value: Any, what: str, fix: str) -> None:
+        """Raise TrainingError on every process where `value` differs between processes."""
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise TrainingError(
+                    f"{what} is {other} on process {rank} and {values[0]} on process 0: {fix}"
+                )
+
 
 ALONE = ProcessGroup()
 

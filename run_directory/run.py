@@ -9,7 +9,6 @@ runs/<config>-<choices>-<identity>/
     checkpoints/     step-00000100, ...
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -30,7 +29,7 @@ from typing import Any, Literal
 import torch
 
 from data import RunData, open_prepared
-from data.files import locked, path_problem, read_object, with_keys, write_json, write_text
+from data.files import locked, path_problem, read_object, sha256_of, write_json, write_text
 from data.task_data import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
@@ -56,7 +55,6 @@ from settings.yaml_io import parse_yaml
 SETTINGS = "settings.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-SECOND_LOCK = ".holder.lock"
 HOLDER = ".holder"
 METRICS = "metrics.jsonl"
 MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
@@ -67,17 +65,7 @@ _FIXED = {
     "data_hash": "prepared text",
     "valid_hash": "held-out text",
 }
-# Keys of the manifest that other modules read, and their types; absent or null where not recorded.
-_TYPES: dict[str, type] = {
-    "vocab_size": int,
-    "tokenizer_hash": str,
-    "data": str,
-    "mixture": list,
-    "lineage": list,
-    "inherited": dict,
-    "attempts": list,
-    MODEL_HASHES: list,
-}
+_REQUIRED = {"vocab_size": int, "tokenizer_hash": str, MODEL_HASHES: list}  # of the manifest
 _LIBRARIES = ("accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
 
 
@@ -216,7 +204,7 @@ class Run:
         """Every setting. Raises TrainingError where those of the model were edited after
         training."""
         settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
-        if (own := self._stored_hash()) not in self._recorded(MODEL_HASHES):
+        if (own := self._stored_hash()) not in self.manifest[MODEL_HASHES]:
             raise TrainingError(
                 f"{self.folder / SETTINGS}: model, train_length, original_length or "
                 f"training.stages was edited after training (hash {own[:12]}, not that in "
@@ -229,38 +217,28 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict:
-        """The manifest; a key that was not recorded is absent or None.
+        """The manifest; other keys than the hashes and `vocab_size` may be absent or None.
 
-        Raises TrainingError for a folder that is not a run, and a key of the wrong type.
+        Raises TrainingError for a folder that is not a run, and a damaged manifest.
         """
         if not is_run(self.folder):
             raise TrainingError(not_a_run(self.folder))
-        file = self.folder / MANIFEST
-        manifest = read_object(file)
-        recorded = {key: kind for key, kind in _TYPES.items() if manifest.get(key) is not None}
-        with_keys(file, manifest, recorded)
-        for parent in manifest.get("lineage") or []:
-            with_keys(f"{file}: lineage", parent, {"run": str, "step": int})
-        return manifest
+        return read_object(self.folder / MANIFEST, _REQUIRED)
 
     def write_manifest(self, manifest: dict) -> None:
         """Replace the manifest."""
         write_json(self.folder / MANIFEST, manifest, allow_nan=False)
         self.manifest = manifest
 
-    def _recorded(self, key: str) -> Any:
-        """A value of the manifest. Raises TrainingError where it is missing."""
-        return with_keys(self.folder / MANIFEST, self.manifest, {key: _TYPES[key]})[key]
-
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding, which may be more than the ids of the tokenizer."""
-        return self._recorded("vocab_size")
+        return self.manifest["vocab_size"]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the folder. Raises TrainingError where it is not the run's."""
-        recorded = self._recorded("tokenizer_hash")
+        recorded = self.manifest["tokenizer_hash"]
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         if tokenizer.hash != recorded:
             raise TrainingError(
@@ -334,7 +312,7 @@ class Run:
                 read_into(source.folder, "average", named_weights(model))
                 notes.append("weights are their exponential mean (training.ema)")
             elif default == "ema":
-                digest = hashlib.sha256(f"{chosen} {digest}".encode()).hexdigest()
+                digest = sha256_of(f"{chosen} {digest}")
             return LoadedRun(
                 model=pack(model.to(device).eval()),
                 tokenizer=self.tokenizer,
@@ -378,7 +356,7 @@ def model_hash(text: str) -> str:
     tree: Any = parse_yaml(text, SETTINGS)[0]
     stored = {key: tree.get(key) for key in ("model", "train_length", "original_length")}
     stored["stages"] = (tree.get("training") or {}).get("stages")
-    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps(stored, sort_keys=True))
 
 
 def attempt(command: Sequence[str], changes: list[str], processes: dict | None) -> dict:
@@ -429,14 +407,12 @@ def is_run(folder: Path) -> bool:
 
 
 def not_a_run(folder: Path) -> str:
-    """An error message for a folder that is not a run, with the runs in the same parent folder."""
+    """An error message for a folder that is not a run."""
     if folder.exists():
         return f"{folder} is not a run directory: it has no {MANIFEST}"
     if is_run(usual := Path("runs") / folder):
         return f"{folder}: no such run directory; did you mean {usual}?"
-    near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
-    known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
-    return f"{folder}: no such run directory{known}"
+    return f"{folder}: no such run directory"
 
 
 def check_writable(folder: Path) -> None:
@@ -460,14 +436,12 @@ def rename_old_run(folder: Path) -> Path:
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
     """Lock a run against training by other processes; the system releases the lock of a killed
-    process.
-
-    There are two lock files, as one may be deleted by hand. A third one names the process.
+    process. Another file names the process that holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     holder = folder / HOLDER
-    with locked(folder / LOCK) as first, locked(folder / SECOND_LOCK) as second:
-        if not (first and second):
+    with locked(folder / LOCK) as is_own:
+        if not is_own:
             name = holder.read_text(encoding="utf-8") if holder.is_file() else "another process"
             raise TrainingError(
                 f"{folder} is being trained by {name}; wait for it or end it (a stopped process "

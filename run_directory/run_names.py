@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from glob import escape
 from pathlib import Path
 
 from errors import ConfigError
-from run_directory.run import is_run
 from run_directory.run_settings import RunSettings
 from settings.load import (
     identity,
@@ -22,14 +20,9 @@ def run_folder(
     root: str | Path = "runs",
 ) -> Path:
     """The default run directory: `<root>/<first file>-<scheme>-<identity>`, such as
-    runs/tiny-alibi-0123456789. An existing run of the same first file and equal settings is found
-    whatever stands between them."""
-    stem = name_stem(arguments)
-    end = identity(settings)
-    folders = sorted(Path(root).glob(f"{escape(stem)}-*{end}"))
-    existing = next((folder for folder in folders if is_run(folder)), None)
-    names = dict.fromkeys([stem, *scheme_names(settings), end])
-    return existing or Path(root) / "-".join(names)
+    runs/tiny-alibi-0123456789."""
+    names = [name_stem(arguments), *scheme_names(settings), identity(settings)]
+    return Path(root) / "-".join(dict.fromkeys(names))
 
 
 def scheme_names(settings: RunSettings) -> list[str]:

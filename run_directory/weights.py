@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -76,12 +76,12 @@ def write_tensors(
 
 
 def flaw(tensor: Tensor, kind: str) -> str | None:
-    """Why a tensor in a checkpoint file of this kind is unusable, as text; None where it is
+    """Why a tensor must not be saved in a checkpoint file of this kind, as text; None where it is
     usable."""
     if not tensor.is_floating_point() or not tensor.numel():
         return None
-    low, high = tensor.aminmax()
-    largest = max(-low.item(), high.item()) if low == low else math.nan
+    low, high = tensor.aminmax()  # NaN if any number is
+    largest = max(-low.item(), high.item())
     if not math.isfinite(largest):
         return "is not finite"
     # Norms and attention scores square the activations: above this limit they overflow for any
@@ -92,38 +92,23 @@ def flaw(tensor: Tensor, kind: str) -> str | None:
     return None
 
 
-def flaw_of_file(file: Path) -> str | None:
-    """Why a safetensors file of a checkpoint is unusable, as text: a header that does not match the
-    file, or the `flaw` of a tensor; None where it is usable."""
-    kind = whole_name(file.name).removesuffix(file.suffix)
-    try:
-        for name, piece, _ in _pieces(file):
-            if (wrong := flaw(piece, kind)) is not None:
-                return f"{name} {wrong}"
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        return f"not readable as safetensors ({error})"
-    return None
-
-
-def _pieces(file: Path) -> Iterator[tuple[str, Tensor, int]]:
-    """The name, content (mapped from the file) and first row of every shard in a file."""
-    with safe_open(file, framework="pt") as stored:
-        offsets = json.loads((stored.metadata() or {}).get(_OFFSETS, "{}"))
-        for name in stored.keys():  # noqa: SIM118  (not a mapping)
-            offset = offsets[name]["saved_offsets"] if offsets else []
-            yield name, stored.get_tensor(name), offset[0] if offset else 0
-
-
-def _all_pieces(folder: Path, kind: str) -> Iterator[tuple[str, Tensor, int]]:
+def _pieces(folder: Path, kind: str) -> Iterator[tuple[str, Tensor, int]]:
+    """The name, content (mapped from the file) and first row of every shard in a folder's files of
+    a kind."""
     for file in sorted(folder.iterdir()):
-        if whole_name(file.name) == f"{kind}.safetensors":
-            yield from _pieces(file)
+        if whole_name(file.name) != f"{kind}.safetensors":
+            continue
+        with safe_open(file, framework="pt") as stored:
+            offsets = json.loads((stored.metadata() or {}).get(_OFFSETS, "{}"))
+            for name in stored.keys():  # noqa: SIM118  (not a mapping)
+                offset = offsets[name]["saved_offsets"] if offsets else []
+                yield name, stored.get_tensor(name), offset[0] if offset else 0
 
 
 def shapes_in(folder: Path, kind: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape (unsharded) and dtype of every tensor in a folder's files of a kind."""
     shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
-    for name, piece, row in _all_pieces(folder, kind):
+    for name, piece, row in _pieces(folder, kind):
         shape = piece.shape
         if shape:
             known = shapes[name][0][0] if name in shapes else 0
@@ -136,7 +121,7 @@ def shapes_in(folder: Path, kind: str) -> dict[str, tuple[torch.Size, torch.dtyp
 def read_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
     """Fill each tensor, sharded or not, with the one of the same name in a folder's files of a
     kind. Every process reads independently, and only what it needs."""
-    for name, piece, row in _all_pieces(folder, kind):
+    for name, piece, row in _pieces(folder, kind):
         if name not in tensors:
             continue
         own = own_part(tensors[name])

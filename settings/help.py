@@ -111,28 +111,20 @@ def describe_setting(
     for every setting. `inside`: with the settings and choices inside it. Raises ConfigError where
     there is none."""
     width = width or max(50, min(110, shutil.get_terminal_size((100, 24)).columns))
-    pages = []
-    known: list[str] = []
-    for root in classes:
-        entries = list(walk(root))
-        if word == "all":
-            pages.append("\n".join(_entry(*entry, width) for entry in entries))
-            continue
-        first = {entry[0]: entry for entry in reversed(entries)}
-        names = list(dict.fromkeys(entry[0] for entry in entries))
-        known += names
-        for name in _matches(names, word)[: None if inside else 1]:
-            shown = [first[name], *(_inside(*first[name], entries) if inside else ())]
-            pages.append("\n".join(_entry(*entry, width) for entry in shown))
-    if not pages:
-        close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    entries = [entry for root in classes for entry in walk(root)]
+    first = {entry[0]: entry for entry in reversed(entries)}
+    names = list(dict.fromkeys(entry[0] for entry in entries))
+    shown = entries if word == "all" else []
+    for name in _matches(names, word)[: None if inside else 1]:
+        shown += [first[name], *(_inside(*first[name], entries) if inside else ())]
+    if not shown:
+        close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
         guess = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"--help {word}: no such setting{guess}")
-    text = "\n\n".join(dict.fromkeys(pages))
-    if inside and re.search(r"^[\w.\[\]=]+\*(\s|$)", text, re.MULTILINE):
-        note = "* may change when a run is resumed; any other change makes a new run."
-        text += "\n\n" + textwrap.fill(note, width)
-    return text
+    texts = dict.fromkeys(_entry(*entry, width) for entry in shown)
+    if inside and any(text.split()[0].endswith("*") for text in texts):
+        texts["\n* may change when a run is resumed"] = None
+    return "\n".join(texts)
 
 
 def _matches(names: list[str], word: str) -> list[str]:

@@ -6,7 +6,6 @@ import difflib
 import io
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -47,11 +46,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # pyright: ignore
-        words = sys.argv[1:] if args is None else list(args)
-        for i, word in enumerate(words[:-1]):
-            if split := unquoted_list(words[i:]):
-                self.error(f"{word}: a list with spaces must be quoted: {shlex.quote(split)}")
-        return self.parse_intermixed_args(words)
+        return self.parse_intermixed_args(args)
 
     def error(self, message: str):
         setting = re.match(r"unrecognized arguments: -+([\w.]*[.=]\S*)", message)
@@ -70,43 +65,19 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean {close[0]}? " if close else ""
 
 
-def unquoted_list(words: Sequence[str]) -> str:
-    """The words that a shell has made of `key=[1, 2]`, joined again; "" if they are none."""
-    text = words[0]
-    if not re.match(r"[\w.]+=\[", text):
-        return ""
-    for count in range(1, len(words) + 1):
-        text = " ".join(words[:count])
-        if text.count("[") == text.count("]"):
-            return text if count > 1 else ""
-    return ""
-
-
 def _secure_streams() -> None:
     """Replace closed standard streams with the null device, and make writes to standard error never
     fail."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # `open` uses the lowest free number: without this, the next file would receive library
-            # output.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    if sys.stdout is None:
-        sys.stdout = _text(io.FileIO(os.devnull, "w"))
-    if sys.stderr is None:
-        sys.stderr = _text(io.FileIO(os.devnull, "w"))
-    elif sys.stderr is sys.__stderr__:
-        sys.stderr = _text(_Droppable(sys.stderr.fileno(), "w", closefd=False), sys.stderr.encoding)
-
-
-def _text(raw: io.FileIO, encoding: str = "utf-8") -> io.TextIOWrapper:
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding,
-        "backslashreplace",
-        line_buffering=True,
-    )
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(_Droppable(sys.stderr.fileno(), "w", closefd=False)),
+            sys.stderr.encoding,
+            "backslashreplace",
+            line_buffering=True,
+        )
 
 
 def _discard_output() -> None:

@@ -36,8 +36,6 @@ _ALLOWED_WITH_FSDP = {
     "FSDP_RESHARD_AFTER_FORWARD": (("", "true", "full_shard"), "set it to true"),
     "FSDP_OFFLOAD_PARAMS": (_OFF, "remove it"),
 }
-# Task counts of launchers that do not configure torch: each process would train alone.
-_TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def requests_fsdp(environment: Mapping[str, str]) -> bool:
@@ -50,28 +48,24 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
 
     Raises TrainingError with the option of the accelerate config and the fix.
     """
-
-    def refuse(name: str, fix: str) -> None:
-        option = name.removeprefix("ACCELERATE_").removeprefix("PARALLELISM_CONFIG_").lower()
-        raise TrainingError(f"accelerate config: {option} is {environment.get(name)}: {fix}")
-
     is_fsdp = requests_fsdp(environment)
-    allowed = _ALLOWED | _ALLOWED_WITH_FSDP if is_fsdp else _ALLOWED
-    for name, (values, fix) in allowed.items():
-        if environment.get(name, "").lower() not in values:
-            refuse(name, fix)
-    mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    allowed = _ALLOWED | _ALLOWED_WITH_FSDP if is_fsdp else dict(_ALLOWED)
     half = t.precision == "bfloat16" or (t.precision == "auto" and torch.cuda.is_available())
-    if mixed != "no" and not (mixed == "bf16" and half):
-        refuse("ACCELERATE_MIXED_PRECISION", f"training.precision is {t.precision}: set it to no")
-    if is_fsdp and t.parallel.sharding == "none":
-        refuse("ACCELERATE_USE_FSDP", "set training.parallel.sharding to full")
-    recomputes = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true"
-    if is_fsdp and recomputes and not t.parallel.activation_checkpointing:
-        refuse(
-            "FSDP_ACTIVATION_CHECKPOINTING",
-            "set training.parallel.activation_checkpointing=true as well",
-        )
+    allowed["ACCELERATE_MIXED_PRECISION"] = (
+        ("", "no", "bf16") if half else ("", "no"),
+        f"training.precision is {t.precision}: set it to no",
+    )
+    if t.parallel.sharding == "none":
+        fix = "set training.parallel.sharding to full"
+        allowed["ACCELERATE_USE_FSDP"] = (_OFF, fix)
+    if is_fsdp and not t.parallel.activation_checkpointing:
+        fix = "set training.parallel.activation_checkpointing=true as well"
+        allowed["FSDP_ACTIVATION_CHECKPOINTING"] = (_OFF, fix)
+    for name, (values, fix) in allowed.items():
+        value = environment.get(name, "")
+        if value.lower() not in values:
+            option = name.removeprefix("ACCELERATE_").removeprefix("PARALLELISM_CONFIG_").lower()
+            raise TrainingError(f"accelerate config: {option} is {value}: {fix}")
 
 
 def check_devices(environment: Mapping[str, str], gpus: int) -> None:
@@ -113,12 +107,3 @@ def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int)
             f"set), as it does for --cpu without GPUs. Start {COMMAND.format(n='N')}, or unset "
             "MASTER_PORT"
         )
-    groups = int(environment.get("GROUP_WORLD_SIZE", "1"))  # the number of torchrun agents
-    for name in _TASK_COUNTS:
-        tasks = environment.get(name, "1")
-        if tasks.isdigit() and int(tasks) > 1 and int(tasks) not in (groups, world):
-            raise TrainingError(
-                f"{name} is {tasks}, but the process group has {groups} launcher(s) and {world} "
-                "process(es): each task would train the same run alone. Start one launcher per "
-                "node, as in scripts/launch"
-            )

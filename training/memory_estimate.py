@@ -16,7 +16,7 @@ DOUBLE = 8
 FLOAT = 4
 HALF = 2
 BATCH = 48  # per token: int64 tokens and targets of this batch, the next, and one in transfer
-USED = 0.9  # share of the free memory that suggested sizes may use
+USED = 0.9  # share of the free memory that batches may use
 
 
 class MemoryEstimate:
@@ -46,24 +46,15 @@ class MemoryEstimate:
         """Settings, not yet in use, that reduce memory."""
         t = self._settings.training
         fixes = []
-        for power in reversed(range(self.sequences.bit_length())):
-            needed = memory(self.model, self._settings, self._parallel, 1 << power)
-            if sum(needed.values()) <= USED * self.free:
-                size = f"{1 << power} (now {self.sequences} per device)"
-                fixes.append(f"set training.micro_batch_size={size}")
-                break
+        if self.sequences > 1:
+            fixes.append(f"lower training.micro_batch_size (now {self.sequences} per device)")
         if self.parts.get("batches", 0) > USED * self.free:
             fixes.append(f"lower training.batch_size (now {t.batch_size})")
         if t.parallel.checkpointing != "full":
             fixes.append("set training.parallel.activation_checkpointing=true")
-        if self._parallel.sharded:
-            fixes.append("take more devices")
-        else:
-            fixes.append(
-                "split the weights over several devices (training.parallel.sharding=full, "
-                "docs/scaling.md), or take a smaller model"
-            )
-        return ", or ".join(fixes)
+        if not self._parallel.sharded:
+            fixes.append("shard the weights over several devices (training.parallel.sharding=full)")
+        return ", or ".join([*fixes, "take more devices or a smaller model"])
 
     def check(self) -> None:
         """Raise TrainingError where the run needs more than is free."""

@@ -7,6 +7,7 @@ has a meaning.
 """
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -160,20 +161,22 @@ class Optimizer:
         """Its moments and step counts as `key/parameter name`."""
         return {
             f"{key}/{name}": value.detach()
-            for part in self.parts
-            for group in part.param_groups
-            for name, weight in zip(group["names"], group["params"], strict=True)
+            for name, (part, _, weight) in self._by_name().items()
             for key, value in part.state[weight].items()
         }
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load `saved_tensors`. Options stay those of the settings, which a fork may change."""
-        owners = {
+    def _by_name(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, Any], nn.Parameter]]:
+        """The optimizer, group and parameter of each name."""
+        return {
             name: (part, group, weight)
             for part in self.parts
             for group in part.param_groups
             for name, weight in zip(group["names"], group["params"], strict=True)
         }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load `saved_tensors`. Options stay those of the settings, which a fork may change."""
+        owners = self._by_name()
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
             part, group, weight = owners[name]
@@ -184,19 +187,14 @@ class Optimizer:
 
 @torch.no_grad()
 def _step_and_put_back(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+    """Apply an update and, where `skip`, restore weights and state; state that this step created
+    becomes 0."""
     weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
-    before = [
-        (w.clone(), {key: x.clone() for key, x in optimizer.state[w].items()}) for w in weights
-    ]
+    before = [(w.clone(), *map(torch.clone, optimizer.state[w].values())) for w in weights]
     optimizer.step()
-    for weight, (kept, moments) in zip(weights, before, strict=True):
-        _put_back(weight, kept, skip)
-        for key, moment in optimizer.state[weight].items():
-            _put_back(moment, moments.get(key), skip)
-
-
-def _put_back(x: Tensor, kept: Tensor | None, skip: Tensor) -> None:
-    """Copy `kept` into `x` where `skip`; zeros for state that the first step created."""
-    own = own_part(x)
-    old = torch.zeros_like(own) if kept is None else own_part(kept)
-    own.copy_(torch.where(skip, old, own))
+    for weight, kept in zip(weights, before, strict=True):
+        tensors = (weight, *optimizer.state[weight].values())
+        for x, old in zip_longest(tensors, kept):
+            own = own_part(x)
+            earlier = torch.zeros_like(own) if old is None else own_part(old)
+            own.copy_(torch.where(skip, earlier, own))

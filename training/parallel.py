@@ -121,15 +121,6 @@ class Parallel(ProcessGroup):
         """Wait for all processes."""
         self.gather(None)
 
-    def agree(self, value: Any, what: str, fix: str) -> None:
-        """Raise TrainingError on every process where `value` differs between processes."""
-        values = self.gather(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise TrainingError(
-                    f"{what} is {other} on process {rank} and {values[0]} on process 0: {fix}"
-                )
-
     def autocast(self) -> torch.autocast:
         """A context for forward passes in the precision of the run."""
         dtype = self.autocast_dtype
@@ -247,9 +238,6 @@ class PlannedProcesses(ProcessGroup):
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.world
-
-    def agree(self, value: Any, what: str, fix: str) -> None:
-        """There is no other process to disagree."""
 
 
 class SharedFailure:

@@ -30,7 +30,6 @@ from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
 from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
-from run_directory.stages import stages_of
 from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
@@ -142,7 +141,7 @@ class TrainingRun:
         """The prepared text; its hashes and ids are verified by the main process. A single process
         prepares it.
 
-        Raises TrainingError, which names the command, where several processes find none.
+        Raises TrainingError where several processes find none.
         """
         settings = self.settings
         parallel = self.parallel
@@ -150,14 +149,10 @@ class TrainingRun:
             data = Run.open(self.folder).open_data()
         else:
             if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
-                command = ["python", "scripts/prepare.py"]
-                if self.parent is not None:
-                    command.append(str(self.parent.folder / "settings.yaml"))
-                words = self.options.overrides
-                command += [word for word in words if not word.startswith("parent.")]
                 raise TrainingError(
-                    f"the text is not prepared, and {parallel.world} processes were started: "
-                    f"prepare it first with {shlex.join(command)}"
+                    f"the text is not prepared, and {parallel.world} processes were started: run "
+                    "scripts/prepare.py first, with the same files and overrides (of an extension "
+                    "run also settings.yaml of its parent)"
                 )
             from data.preparation.preparation import prepare  # --help and --dry-run do without it
 
@@ -182,7 +177,7 @@ class TrainingRun:
             requested = [settings.train_length]
             limit = None
         lengths = [length for length in requested if limit is None or length <= limit]
-        if lengths < requested:
+        if lengths != requested:
             self.console.info(f"positions end at {limit}: validation uses the lengths {lengths}")
         targets = draw_targets(data, lengths, v.targets, v.spans, settings.seed)
         if targets.note:
@@ -220,11 +215,6 @@ class TrainingRun:
             "parameters": self.model.parameter_count(),
             "vocab_size": self.model.vocab_size,
         }
-        if changes := [stage for stage in stages_of(settings) if stage.overrides]:
-            facts["changes"] = [
-                {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes
-            ]
-            facts["evaluated_as"] = changes[-1].model.positions_record()
         command = self.options.command
         if is_run(self.folder):
             changed = self.run.resume(settings, data.tokenizer, command, facts, processes)
@@ -291,7 +281,7 @@ class TrainingRun:
         self.requests.begin_steps()
         self.model.train()
 
-    def report_stop(self, step: int) -> None:
+    def announce_stop(self, step: int) -> None:
         """Print why the run stops after `step` updates, and how to resume it."""
         received = self.requests.received
         name = received.name if received else "a signal to another process"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from errors import REQUEUE
 from run_directory.checkpoints import steps_of
-from run_directory.run import locked_run
 from tests.faults.fault import Fault, Result, call
 from tests.files import ROOT
 from tests.processes import ScriptProcess, wait_until
@@ -106,18 +105,10 @@ def without_manifest(folder: Path, overrides: list[str]) -> Result:
     result = call("train.py", *overrides, "--run-dir=run", cwd=folder)
     assert sorted(path.name for path in (folder / "run").iterdir()) == [
         ".holder",
-        ".holder.lock",
         ".lock",
         "checkpoints",
     ]
     return result
-
-
-def second_trainer(folder: Path, overrides: list[str]) -> Result:
-    """The lock file of a run that is being trained is deleted."""
-    with locked_run(folder / "run"):
-        (folder / "run" / ".lock").unlink()
-        return call("train.py", *overrides, "--run-dir=run", cwd=folder)
 
 
 def orphaned(folder: Path, overrides: list[str]) -> Result:
@@ -141,7 +132,6 @@ FAULTS = [
     Fault("manifest removed", partial(loses, "manifest.json"), names=("/run/manifest.json",)),
     Fault("shards overwritten", shards_overwritten, names=(".tokens", "hash", "prepare the data")),
     Fault("no manifest", without_manifest, names=("run", "manifest.json", "--restart")),
-    Fault("lock deleted", second_trainer, names=("being trained by process",)),
     Fault(
         "launcher killed",
         orphaned,

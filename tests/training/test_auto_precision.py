@@ -50,7 +50,8 @@ def stored(folder, settings):
     folder.mkdir(parents=True)
     text = dump(settings)
     (folder / "settings.yaml").write_text(text)
-    (folder / "manifest.json").write_text(json.dumps({"model_hash": [model_hash(text)]}))
+    manifest = {"model_hash": [model_hash(text)], "vocab_size": 258, "tokenizer_hash": ""}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_choice_is_part_of_the_settings_and_of_the_identity(tmp_path):

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from data.files import sha256_of
 from errors import TrainingError
 from run_directory import checkpoints as module
 from run_directory.checkpoints import (
@@ -187,12 +186,11 @@ def test_interrupted_writes_leave_complete_checkpoints(deaths, case):
     assert deaths[case] == ""
 
 
-def test_kill_during_replacement_restores_old_checkpoint(tmp_path):
+def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
     good = save(tmp_path, 3, trained(1))
     draft = good.folder.with_name(".writing-step-00000004")
     draft.mkdir()
-    os.rename(good.folder, good.folder.with_name(f".replaced-{good.folder.name}"))
-    assert find_checkpoint(tmp_path) is None
+    assert find_checkpoint(tmp_path).hash == good.hash
     assert draft.exists()  # reading changes nothing: a training under way may be writing it
     clean_leftovers(tmp_path)
     assert find_checkpoint(tmp_path).hash == good.hash
@@ -200,12 +198,12 @@ def test_kill_during_replacement_restores_old_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2e29])
-def test_unusable_numbers_are_rejected(tmp_path, monkeypatch, value):
+def test_unusable_numbers_are_rejected(tmp_path, value):
     """... in weights; moments must be finite only."""
     state = trained(1)
     moments = state.optimizer.saved_tensors()["exp_avg_sq/mix.bias"]
     moments[0] = 1e30
-    good = save(tmp_path, 3, state)
+    save(tmp_path, 3, state)
     moments[0] = math.inf
     with pytest.raises(TrainingError, match=r"exp_avg_sq/mix.bias is not finite"):
         save(tmp_path, 4, state)
@@ -215,38 +213,6 @@ def test_unusable_numbers_are_rejected(tmp_path, monkeypatch, value):
     with pytest.raises(TrainingError, match=r"step 5 is not saved, mix.bias .*; step 3 is intact"):
         save(tmp_path, 5, state)
     assert steps_of(tmp_path) == [3]
-    monkeypatch.setattr(module, "flaw", lambda tensor, kind: None)  # saved by an earlier version
-    save(tmp_path, 5, state)
-    lines = []
-    assert find_checkpoint(tmp_path, warn=lines.append).hash == good.hash
-    assert "step-00000005: model.safetensors: mix.bias" in lines[0]
-    with pytest.raises(TrainingError, match=r"mix\.bias"):
-        find_checkpoint(tmp_path, step=5, only=("model.safetensors",))
-
-
-def reseal(folder):
-    """A manifest that is true of the files as they are now."""
-    files = [file for file in folder.iterdir() if file.name != "manifest.json"]
-    about = {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in files}
-    module._seal(folder, int(folder.name[5:]), about)
-
-
-@pytest.mark.parametrize(
-    "change", [{"shape": [7]}, {"data_offsets": [0, 1 << 40]}, {"dtype": "F3"}, {"dtype": "I32"}]
-)
-def test_invalid_headers_are_rejected(tmp_path, change):
-    """The header of a safetensors file is rewritten, its numbers stay."""
-    folder = save(tmp_path, 3, trained(1)).folder
-    file = folder / "model.safetensors"
-    content = file.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    header["mix.bias"] |= change
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-    reseal(folder)
-    with pytest.raises(TrainingError, match=r"mix.bias|model.safetensors: not readable"):
-        load_weights(Net(), find_checkpoint(tmp_path).folder)
 
 
 def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):

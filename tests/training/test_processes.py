@@ -648,7 +648,7 @@ def test_errors_of_one_rank_end_all_ranks_with_its_message(results):
             "error: (process 0) process 1: shard 7 cannot be read",
             "error: (process 1) shard 7 cannot be read",
         ),
-        ("unprepared", "python scripts/prepare.py train_length=24", "2 processes were started"),
+        ("unprepared", "scripts/prepare.py first", "2 processes were started"),
     ):
         pair = results[1][name]
         assert pair["statuses"] == [FAILED, FAILED], pair["logs"]

@@ -84,11 +84,6 @@ TINY, ALIBI = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/
 def test_run_name_has_file_choices_and_hash(tmp_path, overrides, name):
     settings = load_settings(RunSettings, overrides)
     assert run_folder(settings, overrides, tmp_path) == tmp_path / f"{name}-{identity(settings)}"
-    # A run that an earlier version named otherwise is found by its hash.
-    older = tmp_path / f"{name.partition('-')[0]}-{identity(settings)}"
-    older.mkdir(exist_ok=True)
-    (older / MANIFEST).write_text("{}")
-    assert run_folder(settings, overrides, tmp_path) == older
 
 
 def test_new_run_writes_manifest(run, settings):
@@ -263,7 +258,7 @@ def test_folders_that_cannot_be_loaded(run, settings, tmp_path):
             Run.open(folder).load()
 
     refused(run, "no checkpoint yet")
-    refused(run.with_name("y"), r"no such run directory; .* holds x")
+    refused(run.with_name("y"), "no such run directory")
     refused(tmp_path, "not a run directory: it has no manifest.json")
     fill(run, settings)
     manifest = about(run)

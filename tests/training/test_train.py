@@ -161,7 +161,6 @@ def test_stages_change_lengths_and_rates(runs):
     assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
     assert sorted(rates[:14], reverse=True) == rates[:14]
     assert rates[13] > rates[15] > rates[19]
-    assert [entry["after_step"] for entry in Run(root).manifest["changes"]] == [8, 14]
 
 
 @pytest.mark.parametrize(
