@@ -6,43 +6,9 @@ that step.
 """
 
 import json
-import math
-import os
 from pathlib import Path
 
 from errors import TrainingError
-
-
-class MetricsFile:
-    """Appends lines to metrics.jsonl and flushes each to the operating system, so kill -9 loses
-    none.
-
-    Opening it starts a new attempt at `step`; an incomplete last line is removed first.
-    """
-
-    def __init__(self, file: Path, step: int):
-        self.attempt = 1
-        if file.exists():
-            _complete_last_line(file)
-            self.attempt += max((line["attempt"] for line in read_metrics(file)), default=0)
-        self._stream = file.open("a", encoding="utf-8")
-        self.write(step, "start")
-
-    def write(self, step: int, kind: str = "train", **values: object) -> dict:
-        """Write one line and return it as written; a number that is not finite becomes "nan" or
-        "inf"."""
-        line: dict = {"kind": kind, "step": step, "attempt": self.attempt}
-        line |= {key: _plain(value) for key, value in values.items()}
-        self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._stream.flush()
-        return line
-
-    def sync(self) -> None:
-        """Flush all lines to the disk; called before a checkpoint."""
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
@@ -54,7 +20,7 @@ def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
     held: dict[tuple[int, str], dict] = {}
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
-            line = _parsed(raw)
+            line = parsed_line(raw)
             if line is None and raw.endswith(b"\n"):
                 raise TrainingError(f"{file}:{number}: not a line of metrics; remove it")
             if line is None:
@@ -73,7 +39,8 @@ def last_lines(file: Path) -> dict[str, dict]:
     return {line["kind"]: line for line in read_metrics(file)} if file.exists() else {}
 
 
-def _parsed(raw: bytes) -> dict | None:
+def parsed_line(raw: bytes) -> dict | None:
+    """A line of metrics; None for anything else."""
     try:
         line = json.loads(raw)
     except ValueError:
@@ -82,23 +49,3 @@ def _parsed(raw: bytes) -> dict | None:
         return None
     kinds = [type(line.get(key)) for key in ("kind", "step", "attempt")]
     return line if kinds == [str, int, int] else None
-
-
-def _complete_last_line(file: Path) -> None:
-    """Remove an incomplete last line; a line that lacks only its newline gets one."""
-    content = file.read_bytes()
-    rest = content.rpartition(b"\n")[2]
-    if rest and _parsed(rest) is not None:
-        with file.open("ab") as stream:
-            stream.write(b"\n")
-    else:
-        os.truncate(file, len(content) - len(rest))
-
-
-def _plain(value: object) -> object:
-    """A value that JSON can represent; json.dumps raises TypeError for other classes."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

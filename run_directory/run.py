@@ -29,7 +29,15 @@ from typing import Any, Literal
 import torch
 
 from data import RunData, open_prepared
-from data.files import locked, path_problem, read_object, sha256_of, write_json, write_text
+from data.files import (
+    locked,
+    path_problem,
+    read_object,
+    sha256_of,
+    with_keys,
+    write_json,
+    write_text,
+)
 from data.task_data import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
@@ -204,7 +212,7 @@ class Run:
         """Every setting. Raises TrainingError where those of the model were edited after
         training."""
         settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
-        if (own := self._stored_hash()) not in self.manifest[MODEL_HASHES]:
+        if (own := self._stored_hash()) not in self._recorded(MODEL_HASHES):
             raise TrainingError(
                 f"{self.folder / SETTINGS}: model, train_length, original_length or "
                 f"training.stages was edited after training (hash {own[:12]}, not that in "
@@ -217,13 +225,17 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict:
-        """The manifest; other keys than the hashes and `vocab_size` may be absent or None.
+        """The manifest; a key that was not recorded is absent or None.
 
-        Raises TrainingError for a folder that is not a run, and a damaged manifest.
+        Raises TrainingError for a folder that is not a run.
         """
         if not is_run(self.folder):
             raise TrainingError(not_a_run(self.folder))
-        return read_object(self.folder / MANIFEST, _REQUIRED)
+        return read_object(self.folder / MANIFEST)
+
+    def _recorded(self, key: str) -> Any:
+        """A value of the manifest. Raises TrainingError where it is missing."""
+        return with_keys(self.folder / MANIFEST, self.manifest, {key: _REQUIRED[key]})[key]
 
     def write_manifest(self, manifest: dict) -> None:
         """Replace the manifest."""
@@ -233,12 +245,12 @@ class Run:
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding, which may be more than the ids of the tokenizer."""
-        return self.manifest["vocab_size"]
+        return self._recorded("vocab_size")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the folder. Raises TrainingError where it is not the run's."""
-        recorded = self.manifest["tokenizer_hash"]
+        recorded = self._recorded("tokenizer_hash")
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         if tokenizer.hash != recorded:
             raise TrainingError(

@@ -24,7 +24,6 @@ from settings.messages import nearest, problems_of
 from settings.yaml_io import parse_yaml, read_yaml, write_yaml
 
 S = TypeVar("S", bound=StrictSettings)
-_NOTHING = object()  # where a tree has no value
 _OVERRIDE = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
 
 
@@ -66,39 +65,6 @@ def setting_before_validation(arguments: Sequence[str], key: str) -> object:
     return SettingsLayers(arguments).tree.get(key)
 
 
-def dropped_settings(settings: StrictSettings, arguments: Sequence[str]) -> list[str]:
-    """A warning for each value in a file that a later choice by name dropped, where that choice has
-    such a setting with another value."""
-    warnings = []
-    layers = SettingsLayers(arguments)
-    for path, (value, origin) in layers.dropped.items():
-        chosen = _at(settings, path[:-1])
-        now = to_jsonable_python(_at(settings, path, value))
-        is_set_again = _at(layers.tree, path, _NOTHING) is not _NOTHING
-        if not isinstance(chosen, BaseModel) or is_set_again or isinstance(value, dict):
-            continue
-        if now != value:
-            dotted = ".".join(path)
-            warnings.append(
-                f"{origin}: {dotted} = {show(value)} is dropped, because "
-                f"{getattr(chosen, 'name', 'another')} was chosen after it: {dotted} is "
-                f"{show(now)}; set it after that choice"
-            )
-    return warnings
-
-
-def _at(settings: object, path: Sequence, default: object = None) -> Any:
-    """The value at a path below some settings."""
-    value: Any = settings
-    for key in path:
-        try:
-            is_tree = isinstance(value, (dict, list))
-            value = value[key] if is_tree else getattr(value, str(key))
-        except (LookupError, TypeError, AttributeError):
-            return default
-    return value
-
-
 def is_override(argument: str) -> bool:
     """Whether a command-line argument is written `a.b=value`."""
     return _OVERRIDE.match(argument) is not None
@@ -130,7 +96,6 @@ class SettingsLayers:
 
     Attributes:
         origins: `file:line` that set each value, by path; empty for an override.
-        dropped: the values in files that a later choice by name dropped, and their `file:line`.
         problems: errors so far.
     """
 
@@ -138,7 +103,6 @@ class SettingsLayers:
         self.tree = below or {}
         self.origins: dict[tuple, str] = {}
         self.problems: list[str] = []
-        self.dropped: dict[tuple, tuple[object, str]] = {}
         files, overrides = split_arguments(arguments)
         steps = [partial(self._apply_file, Path(file)) for file in files]
         overrides.sort(key=_choice_level)
@@ -166,7 +130,9 @@ class SettingsLayers:
     def _remove_settings_of_earlier_versions(self, cls: type[StrictSettings]) -> None:
         for dotted, removed in cls.removed.items():
             *path, key = dotted.split(".")
-            group = _at(self.tree, path)
+            group: Any = self.tree
+            for part in path:
+                group = group.get(part) if isinstance(group, dict) else None
             if not isinstance(group, dict) or key not in group:
                 continue
             value = group.pop(key)
@@ -211,13 +177,8 @@ class SettingsLayers:
         self._merge(tree, dict.fromkeys(paths, ""))
 
     def _merge(self, tree: dict, origins: dict[tuple, str]) -> None:
-        before = self.tree
-        self.tree = merge(before, tree)
+        self.tree = merge(self.tree, tree)
         self.origins |= origins
-        gone = [path for path in self.origins if _at(self.tree, path, _NOTHING) is _NOTHING]
-        for path in gone:
-            if origin := self.origins.pop(path):
-                self.dropped[path] = (_at(before, path), origin)
 
 
 def _choice_level(override: str) -> float:

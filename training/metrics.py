@@ -1,7 +1,9 @@
 """The metrics of a run while it trains: metrics.jsonl, Weights & Biases, and the terminal."""
 
 import importlib
+import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +16,7 @@ from torch import Tensor
 from errors import INTERRUPTED, REQUEUE, TrainingError
 from run_directory.checkpoints import steps_of
 from run_directory.console import Console, duration
-from run_directory.metrics_file import MetricsFile
+from run_directory.metrics_file import parsed_line, read_metrics
 from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
 from run_directory.run_settings import RunSettings
@@ -46,6 +48,58 @@ class StepResult:
         if self._copied is not None:
             self._copied.synchronize()
         return dict(zip(self._names, self._values.tolist(), strict=True))
+
+
+class MetricsFile:
+    """Appends lines to metrics.jsonl and flushes each to the operating system, so kill -9 loses
+    none.
+
+    Opening it starts a new attempt at `step`; an incomplete last line is removed first.
+    """
+
+    def __init__(self, file: Path, step: int):
+        self.attempt = 1
+        if file.exists():
+            _complete_last_line(file)
+            self.attempt += max((line["attempt"] for line in read_metrics(file)), default=0)
+        self._stream = file.open("a", encoding="utf-8")
+        self.write(step, "start")
+
+    def write(self, step: int, kind: str = "train", **values: object) -> dict:
+        """Write one line and return it as written; a number that is not finite becomes "nan" or
+        "inf"."""
+        line: dict = {"kind": kind, "step": step, "attempt": self.attempt}
+        line |= {key: _plain(value) for key, value in values.items()}
+        self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._stream.flush()
+        return line
+
+    def sync(self) -> None:
+        """Flush all lines to the disk; called before a checkpoint."""
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _complete_last_line(file: Path) -> None:
+    """Remove an incomplete last line; a line that lacks only its newline gets one."""
+    content = file.read_bytes()
+    rest = content.rpartition(b"\n")[2]
+    if rest and parsed_line(rest) is not None:
+        with file.open("ab") as stream:
+            stream.write(b"\n")
+    else:
+        os.truncate(file, len(content) - len(rest))
+
+
+def _plain(value: object) -> object:
+    """A value that JSON can represent; json.dumps raises TypeError for other classes."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Metrics:

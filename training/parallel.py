@@ -6,7 +6,6 @@ be tested on any machine.
 """
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -166,16 +165,9 @@ class Parallel(ProcessGroup):
         return shared
 
     def description(self) -> dict[str, Any]:
-        """The processes, for the run's manifest. Every process must call it."""
-        state = self._accelerator.state
-        own = {"host": socket.gethostname(), "device": str(self.device)}
-        return {
-            "processes": self.world,
-            "kind": state.distributed_type.value,
-            "backend": state.backend,
-            "settings": self.settings.model_dump(mode="json"),
-            "ranks": self.gather(own),
-        }
+        """The processes, for the run's manifest."""
+        kind = self._accelerator.distributed_type.value
+        return {"processes": self.world, "kind": kind, "device": str(self.device)}
 
     @contextmanager
     def connected(self) -> Iterator[None]:

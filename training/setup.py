@@ -31,7 +31,7 @@ from run_directory.run import Run, check_writable, is_run, locked_run, rename_ol
 from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.weights import load_weights, weights_of
-from settings.load import dropped_settings, identity
+from settings.load import identity
 from training.checks import check_model, check_processes, input_limit
 from training.description import describe_parent, describe_run
 from training.hardware import peak_memory
@@ -92,8 +92,6 @@ class TrainingRun:
         if not options.dry_run:
             check_writable(self.folder)
         self.console = Console(quiet=not self.parallel.main, results=options.dry_run)
-        for warning in dropped_settings(settings, options.overrides):
-            self.console.info(warning)
         check_processes(settings, self.parallel)
         self.parallel.agree(
             identity(settings),

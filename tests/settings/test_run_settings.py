@@ -5,12 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from errors import ConfigError
 from evaluation.protocols import settings_class
 from run_directory.run_settings import RunSettings
-from settings.load import apply_overrides, dropped_settings, identity, load_settings
+from settings.load import apply_overrides, identity, load_settings
 from studies.study_options import study_of
 from tests.files import ROOT
 
@@ -42,90 +40,6 @@ def test_shipped_files_are_valid(file):
             study_of([str(file)])
     elif file.name != "methods.yaml":
         load_settings(settings_class([str(file)]), [str(file)])
-
-
-def test_settings_dropped_by_a_later_choice_are_reported(tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text("training:\n  optimizer:\n    lr: 0.001\n    weight_decay: 0.1\n")
-
-    def warnings(*overrides: str) -> list[str]:
-        arguments = [str(file), *overrides]
-        return dropped_settings(load_settings(RunSettings, arguments), arguments)
-
-    (warning,) = warnings("training.optimizer.name=muon")  # weight_decay is the same
-    assert warning.startswith(f"{file}:3: training.optimizer.lr = 0.001")
-    for others in (
-        ["training.optimizer.name=muon", "training.optimizer.lr=0.004"],
-        ["training.optimizer={name: muon, lr: 4e-3}"],
-        ["training.optimizer.lr=0.004"],
-        ["model.position.name=alibi"],
-    ):
-        assert warnings(*others) == []
-
-
-def written(file: Path) -> dict[tuple, object]:
-    """The values in a settings file and those it extends, as text, by path."""
-    tree = yaml.load(file.read_text(), Loader=yaml.BaseLoader)
-    parents = tree.pop("extends", [])
-    values = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
-        values |= written(file.parent / parent)
-    groups = [((), tree)]
-    for path, group in groups:
-        for key, value in group.items():
-            if isinstance(value, dict):
-                groups.append(((*path, key), value))
-            else:
-                values[*path, key] = value
-    return values
-
-
-def is_honored(text: object, value: object, derived: object) -> bool:
-    """Whether a setting has the value that a file wrote; null stands for the derived one."""
-    if isinstance(text, dict):
-        return all(is_honored(text[key], value[key], None) for key in text)
-    if isinstance(text, list):
-        return all(is_honored(*pair, None) for pair in zip(text, value, strict=True))
-    if text in ("null", "", "~"):
-        return value == derived
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return text.lower() == str(value).lower()
-    powers = {"k": 1e3, "M": 1e6, "B": 1e9}
-    return float(text.rstrip("kMB")) * powers.get(text[-1], 1) == value
-
-
-def dropped(files: list[Path], settings: RunSettings) -> set[str]:
-    """The settings that the last file to write them does not decide, of those that exist."""
-    final = settings.model_dump(mode="json")
-    m = settings.model
-    derived = {"kv_heads": m.heads, "head_dim": m.dim // m.heads}
-    lost = set()
-    for path, text in {path: v for file in files for path, v in written(file).items()}.items():
-        group = final
-        for key in path[:-1]:
-            group = group.get(key) if isinstance(group, dict) else None
-        has_it = isinstance(group, dict) and path[-1] in group
-        if has_it and not is_honored(text, group[path[-1]], derived.get(path[-1])):
-            lost.add(".".join(path))
-    return lost
-
-
-@pytest.mark.parametrize("base", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_no_shipped_file_gives_a_false_warning(base):
-    """Before or after a base configuration, warnings name exactly the settings that are lost."""
-    loaded = set()
-    for file in filter(is_of_a_run, FILES):
-        for files in ([base, file], [file, base]):
-            arguments = [*map(str, files), *missing(file)]
-            try:
-                settings = load_settings(RunSettings, arguments)
-            except ConfigError:
-                continue  # some do not fit some bases: a stage of tokens=2M, or 3 heads
-            loaded.add(file)
-            warnings = dropped_settings(settings, arguments)
-            reported = {warning.split(": ")[1].split(" = ")[0] for warning in warnings}
-            assert reported == dropped(files, settings) - {"training.tokens"}, arguments
-    assert len(loaded) > 90
 
 
 def test_steps_follow_from_the_token_budget():

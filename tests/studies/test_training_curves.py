@@ -9,12 +9,12 @@ import pytest
 
 from data.files import write_json
 from errors import ConfigError, StudyError, TrainingError
-from run_directory.metrics_file import MetricsFile
 from run_directory.run import MANIFEST, model_hash
 from run_directory.run_names import names_of
 from scripts.plots import plot_run
 from studies.training_figure import read_curves, training_figure
 from tests.artists import ends
+from training.metrics import MetricsFile
 
 
 def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineage=()):

@@ -16,12 +16,12 @@ from errors import ConfigError, DataError, ModelError, TrainingError
 from run_directory import console as module
 from run_directory.checkpoints import save_weights
 from run_directory.console import Console, duration
-from run_directory.metrics_file import MetricsFile, last_lines, read_metrics
+from run_directory.metrics_file import last_lines, read_metrics
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
-from training.metrics import ProgressLines, WandbLog, why_stopped
+from training.metrics import MetricsFile, ProgressLines, WandbLog, why_stopped
 from training.train_state import NOT_FINITE, SPIKE
 
 

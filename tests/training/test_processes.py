@@ -23,7 +23,6 @@ from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.checkpoints import find_checkpoint, steps_of
 from run_directory.console import Console
-from run_directory.metrics_file import MetricsFile
 from run_directory.position_overrides import make_model
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
@@ -37,6 +36,7 @@ from tests.training.curves import CLIP, Training, afresh, shared
 from tests.training.net import SKIP
 from tests.training.ranks import BUSY, HOST_TIMEOUT, TIMEOUT
 from tests.training.tiny import cut, lines, trained
+from training.metrics import MetricsFile
 from training.micro_batches import make_sampler
 from training.parallel import Parallel
 from training.train_state import TrainState
