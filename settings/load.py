@@ -204,16 +204,9 @@ def merge(base: dict, over: dict) -> dict:
 
 def _missing(file: Path, extended_by: Path | None) -> str:
     start = f"{file} (extended by {extended_by})" if extended_by else f"{file}"
-    folder = file.parent
-    if not folder.is_dir():
-        return f"{start}: no such file; the folder {folder} does not exist"
-    files = {
-        path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".yaml", ".yml")
-    }
+    files = {path.stem: path for path in sorted(file.parent.glob("*.y*ml"))}
     close = nearest(file.stem, files, 0.5)
-    known = ", ".join(path.name for path in files.values())
-    fix = f"did you mean {files[close]}?" if close else f"{folder} holds {known}"
-    return f"{start}: no such YAML file; {fix}"
+    return f"{start}: no such YAML file" + (f"; did you mean {files[close]}?" if close else "")
 
 
 def dump(settings: BaseModel) -> str:

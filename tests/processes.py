@@ -2,6 +2,7 @@
 them."""
 
 import io
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -16,6 +17,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
+from filelock import FileLock
 
 from tests.files import ROOT
 
@@ -34,6 +38,22 @@ def wait_until(condition: Callable[[], object], seconds: float = 120) -> float:
             raise TimeoutError
         time.sleep(0.01)
     return time.monotonic() - begun
+
+
+def computed_once(
+    factory: pytest.TempPathFactory, name: str, work: Callable[[Path], Any]
+) -> tuple[Path, Any]:
+    """A folder, and what `work(folder)` gives as JSON, which one of pytest's workers computes for
+    all."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = root / name
+    result = root / f"{name}.json"
+    with FileLock(root / f"{name}.lock"):
+        if not result.exists():
+            folder.mkdir()
+            result.write_text(json.dumps(work(folder)), encoding="utf-8")
+        return folder, json.loads(result.read_text(encoding="utf-8"))
 
 
 def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[Any]:

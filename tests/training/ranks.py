@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import runpy
-import shutil
 import signal
 import sys
 import time
@@ -24,8 +23,6 @@ import training.setup
 from data import DataError
 from data.preparation import preparation
 from data.sampling.batches import BatchSampler
-from data.store import TokenStore
-from errors import TrainingError
 from model import ContextShard
 from tests.files import ROOT
 from tests.processes import free_port, wait_until
@@ -45,19 +42,13 @@ Before = Callable[[Path, int], None]  # what a rank does before it starts: its f
 
 
 class Pair:
-    """Two ranks of one run in forks, the output of each in `<folder>.<rank>.log`.
+    """Two ranks of one run in forks, the output of each in `<folder>.<rank>.log`."""
 
-    Args:
-        run: the run directory; None: `folder`.
-    """
-
-    def __init__(
-        self, folder: Path, words: list[str], before: Before | None = None, run: Path | None = None
-    ):
+    def __init__(self, folder: Path, words: list[str], before: Before | None = None):
         self.folder = folder
         self.statuses: list[int | None] = [None, None]
         port = free_port()
-        command = ["train.py", *words, "--run-dir", str(run or folder)]
+        command = ["train.py", *words, "--run-dir", str(folder)]
         self.children = [self._start(command, rank, port, before) for rank in (0, 1)]
 
     def _start(self, command: list[str], rank: int, port: int, before: Before | None) -> int:
@@ -177,63 +168,14 @@ def signalled(folder: Path, words: list[str]) -> dict:
     return pair.summary()
 
 
-def failing(folder: Path, words: list[str]) -> dict:
-    """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone
-    does."""
-    shutil.copytree(folder.with_name("signalled"), folder)
-    with open(folder / "metrics.jsonl", "ab") as file:
-        file.write(b"torn\n")
-    return Pair(folder, [*words, *ENDLESS, "training.checkpoint.interval=null"]).summary()
-
-
-def failing_last(folder: Path, words: list[str]) -> dict:
-    """The main rank fails after its last step, while the other waits to leave the process group
-    with it."""
-
-    def before(folder: Path, rank: int) -> None:
-        write = Metrics.write
-
-        def end(self, step, kind, **values):
-            if kind == "end":
-                raise TrainingError("failed last")
-            write(self, step, kind, **values)
-
-        if rank == 0:
-            Metrics.write = end
-
-    return Pair(folder, words, before).summary()
-
-
-def resumed(folder: Path, words: list[str]) -> dict:
-    """The run whose last step was done starts again; how often each rank hashes a store."""
-    shutil.copytree(folder.with_name("failing-last"), folder)
-
-    def before(folder: Path, rank: int) -> None:
-        verify = TokenStore.verify
-
-        def counted(self, *places):
-            with open(f"{folder}.{rank}.verified", "a", encoding="ascii") as file:
-                file.write(f"{self.folder}\n")
-            return verify(self, *places)
-
-        TokenStore.verify = counted
-
-    pair = Pair(folder, words, before)
-    pair.wait()
-    files = [Path(f"{folder}.{rank}.verified") for rank in (0, 1)]
-    return pair.summary(
-        verified=[file.read_text("ascii").split() if file.exists() else [] for file in files]
-    )
-
-
-def failing_in_loop(folder: Path, words: list[str], failing: int) -> dict:
-    """The text of one rank cannot be read in its third step."""
+def failing_in_loop(folder: Path, words: list[str]) -> dict:
+    """The text of rank 1 cannot be read in its third step."""
 
     def before(folder: Path, rank: int) -> None:
         read = BatchSampler.batch
 
         def broken(self, step, *places):
-            if step == 2 and rank == failing:
+            if step == 2 and rank == 1:
                 raise DataError("shard 7 cannot be read")
             return read(self, step, *places)
 
@@ -251,30 +193,9 @@ def unprepared(folder: Path, words: list[str]) -> dict:
     return pair.summary(left=root.exists() or folder.exists())
 
 
-def contended(folder: Path, words: list[str]) -> dict:
-    """Two ranks start in a run directory in which two others train, which are stopped."""
-    holders = Pair(folder, [*words, *ENDLESS])
-    holders.train()
-    holders.send(signal.SIGSTOP)
-    pair = Pair(folder.with_name("second"), [*words, *ENDLESS], run=folder)
-    pair.wait()
-    holders.send(signal.SIGKILL)
-    holders.wait()
-    return pair.summary(holder=holders.children[0])
-
-
-def lost(folder: Path, words: list[str], number: int) -> dict:
-    """A signal no process can catch hits rank 1; how long rank 0 takes to leave."""
-    pair = Pair(folder, [*words, *ENDLESS])
-    pair.train()
-    pair.send(number, 1)
-    took = pair.wait(0)
-    pair.send(signal.SIGKILL, 1)
-    return pair.summary(seconds=took)
-
-
 def lost_in_gather(folder: Path, words: list[str], number: int) -> dict:
-    """The same when rank 1 enters a gather of keys after three steps."""
+    """A signal no process can catch hits rank 1 as it enters a gather of keys after three steps; how
+    long rank 0 takes to leave."""
 
     def before(folder: Path, rank: int) -> None:
         gather = ContextShard.gather
@@ -310,18 +231,11 @@ def lost_early(folder: Path, words: list[str], number: int) -> dict:
     return pair.summary(seconds=pair.seconds_since_hit())
 
 
-# By name: each kind of loss and each phase of a run.
 SCENARIOS = {
     "poisoned": poisoned,
     "signalled": signalled,
-    "failing": failing,
-    "failing last": failing_last,
-    "resumed": resumed,
-    "failing in the loop 0": partial(failing_in_loop, failing=0),
-    "failing in the loop 1": partial(failing_in_loop, failing=1),
+    "failing in the loop": failing_in_loop,
     "unprepared": unprepared,
-    "contended": contended,
-    "stopped": partial(lost, number=signal.SIGSTOP),
     "stopped in a gather": partial(lost_in_gather, number=signal.SIGSTOP),
     "killed early": partial(lost_early, number=signal.SIGKILL),
 }

@@ -30,7 +30,7 @@ from run_directory.training_settings import TrainingSettings
 from run_directory.weights import is_sharded, load_weights, weights_of
 from settings.load import load_settings
 from tests.files import ROOT
-from tests.processes import ScriptProcess, free_port
+from tests.processes import ScriptProcess, computed_once, free_port
 from tests.training.conftest import environment
 from tests.training.curves import CLIP, Training, afresh, shared
 from tests.training.net import SKIP
@@ -203,11 +203,11 @@ def history(overrides, prepared, folder=None, prepare=None) -> dict:
     return {"curve": curve, "probe": probed, "sizes": sizes, "mean": mean_of(training)}
 
 
-def mean_of(training: Training) -> dict[str, np.ndarray]:
+def mean_of(training: Training) -> dict[str, list]:
     """The mean of the weights, whole; {} where none is kept."""
     means = training.state.ema.means if training.state.ema else {}
     wholes = {name: x.full_tensor() if is_sharded(x) else x for name, x in means.items()}
-    return {name: mean.numpy().copy() for name, mean in wholes.items()}
+    return {name: mean.tolist() for name, mean in wholes.items()}
 
 
 def resumed(overrides, prepared, folder) -> dict:
@@ -224,12 +224,13 @@ def in_bfloat16(overrides, prepared) -> dict:
     dtypes = set()
 
     def look(mlp, given):
-        dtypes.add((mlp.gate.weight.dtype, given[0].dtype))
+        dtypes.add(f"{mlp.gate.weight.dtype} {given[0].dtype}")
 
     training.model.layers[0].mlp.register_forward_pre_hook(look)
     curve = training.steps(0, 4)
     state = [*training.model.parameters(), *training.state.optimizer.saved_tensors().values()]
-    return {"curve": curve, "in pass": dtypes, "at rest": {x.dtype for x in state}}
+    at_rest = {str(x.dtype) for x in state}
+    return {"curve": curve, "in pass": list(dtypes), "at rest": list(at_rest)}
 
 
 def by_block(model) -> None:
@@ -241,8 +242,11 @@ def by_block(model) -> None:
 @pytest.fixture(scope="module")
 def whole_models(prepared, tmp_path_factory):
     """Every scheme trained by one process that holds it all, and where it was saved."""
-    root = tmp_path_factory.mktemp("whole")
-    return root, {name: history(case, prepared, root / name) for name, case in SCHEMES.items()}
+
+    def train(root: Path) -> dict:
+        return {name: history(case, prepared, root / name) for name, case in SCHEMES.items()}
+
+    return computed_once(tmp_path_factory, "whole", train)
 
 
 def by_parts(overrides, prepared, folder) -> dict:
@@ -252,10 +256,9 @@ def by_parts(overrides, prepared, folder) -> dict:
 @pytest.fixture(scope="module")
 def halves(prepared, tmp_path_factory, whole_models):
     """The same by two processes that hold half each; all in one launch."""
-    root = tmp_path_factory.mktemp("halves")
     fire = [SHARDED, *SCHEMES["fire"]]
 
-    def work():
+    def work(root: Path) -> dict:
         results = {name: by_parts(case, prepared, root / name) for name, case in SCHEMES.items()}
         compiled = [SHARDED, RECOMPUTED, *SCHEMES["rope"]]
         return results | {
@@ -266,7 +269,7 @@ def halves(prepared, tmp_path_factory, whole_models):
             "resumed by all": resumed(SCHEMES["fire"], prepared, root / "fire"),
         }
 
-    return root, shared(2, work)
+    return computed_once(tmp_path_factory, "halves", lambda root: shared(2, lambda: work(root)))
 
 
 def check_halves(ranks: list[dict], expected: dict, loss: float, norm: float) -> None:
@@ -291,10 +294,10 @@ def test_sharded_training_matches_unsharded(whole_models, halves, case):
 
 def test_sharded_gathers_are_bfloat16_and_parameters_float32(halves, prepared):
     whole = in_bfloat16([], prepared)
-    assert whole["in pass"] == {(torch.float32, torch.float32)}
+    assert whole["in pass"] == ["torch.float32 torch.float32"]
     for rank in (rank["bfloat16"] for rank in halves[1]):
-        assert rank["in pass"] == {(torch.bfloat16, torch.float32)}
-        assert rank["at rest"] == whole["at rest"] == {torch.float32}
+        assert rank["in pass"] == ["torch.bfloat16 torch.float32"]
+        assert rank["at rest"] == whole["at rest"] == ["torch.float32"]
         assert farthest(rank["curve"], whole["curve"]) < 2e-2
 
 
@@ -367,9 +370,8 @@ def one_process(overrides: list[str]) -> list[str]:
 def context_pair(prepared, tmp_path_factory):
     """Every case in one group of two processes; a checkpoint of one of them, continued without
     context parallelism."""
-    folder = tmp_path_factory.mktemp("context")
 
-    def work() -> dict:
+    def work(folder: Path) -> dict:
         results = {
             name: steps([*case, CONTEXT], prepared, FEW) for name, case in CONTEXT_CASES.items()
         }
@@ -380,7 +382,7 @@ def context_pair(prepared, tmp_path_factory):
         second.state.restore(find_checkpoint(folder))
         return results | {"resumed": [*start, *second.steps(2, 4)]}
 
-    return folder, shared(2, work)
+    return computed_once(tmp_path_factory, "context", lambda root: shared(2, lambda: work(root)))
 
 
 @pytest.mark.parametrize("case", CONTEXT_CASES)
@@ -586,12 +588,14 @@ def results(corpus, prepared_root, tmp_path_factory, prepared):
     words = [*RANKS, f"data.source.path={corpus}", f"data.root={prepared_root}"]
     prepare(load_settings(RunSettings, words).data, Console(quiet=True))
 
-    folder = tmp_path_factory.mktemp("scenarios")
-    streams = (folder / "out", folder / "err")
-    script = "tests/training/ranks.py"
-    process = ScriptProcess(script, [str(folder), *words], ROOT, *streams, environment())
-    assert process.wait(400) == 0, streams[1].read_text()
-    return folder, json.loads((folder / "results.json").read_text())
+    def run(folder: Path) -> dict:
+        streams = (folder / "out", folder / "err")
+        script = "tests/training/ranks.py"
+        process = ScriptProcess(script, [str(folder), *words], ROOT, *streams, environment())
+        assert process.wait(400) == 0, streams[1].read_text()
+        return json.loads((folder / "results.json").read_text())
+
+    return computed_once(tmp_path_factory, "scenarios", run)
 
 
 def test_non_finite_gradient_on_one_rank_skips_all_ranks(results):
@@ -623,28 +627,10 @@ def test_signal_to_one_rank_saves_and_requeues_all_ranks(results):
     assert steps_of(folder) == [lines(folder, "train")[-1]["step"]]  # nothing is lost
 
 
-def test_only_one_rank_hashes_the_text_of_a_resumed_run(results):
-    pair = results[1]["resumed"]
-    assert pair["statuses"] == [0, 0], pair["logs"]
-    main, other = pair["verified"]
-    assert len(set(main)) == len(main) == 2  # training and validation text
-    assert other == []
-
-
 def test_errors_of_one_rank_end_all_ranks_with_its_message(results):
-    file = results[0] / "failing" / "metrics.jsonl"
-    last = len(file.read_bytes().splitlines())
-    torn = f"{file}:{last}: not a line of metrics; remove it"
     for name, main, other in (
-        ("failing", f"error: {torn}", f"error: (process 1) process 0 could not begin: {torn}"),
-        ("failing last", "error: failed last", "error: (process 1) process 0: failed last"),
         (
-            "failing in the loop 0",
-            "error: shard 7 cannot be read",
-            "error: (process 1) process 0: shard 7 cannot be read",
-        ),
-        (
-            "failing in the loop 1",
+            "failing in the loop",
             "error: (process 0) process 1: shard 7 cannot be read",
             "error: (process 1) shard 7 cannot be read",
         ),
@@ -658,14 +644,6 @@ def test_errors_of_one_rank_end_all_ranks_with_its_message(results):
             assert "Traceback" not in log, log
         assert pair.get("seconds", 0) < BUSY  # no collective waits for its time-out
         assert not pair.get("left")
-
-
-def test_run_that_others_train_is_refused_with_the_process_that_holds_it(results):
-    pair = results[1]["contended"]
-    assert pair["statuses"] == [FAILED, FAILED], pair["logs"]
-    for log in pair["logs"]:
-        assert f"is being trained by process {pair['holder']} on " in log
-        assert "a stopped process keeps its lock" in log
 
 
 def check_lost(pair: dict, number: int, timeout: float) -> None:
@@ -683,13 +661,9 @@ def check_lost(pair: dict, number: int, timeout: float) -> None:
         assert pair["seconds"] < TIMEOUT + BUSY
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("stopped", signal.SIGSTOP), ("stopped in a gather", signal.SIGSTOP)],
-)
-def test_lost_rank_is_detected_and_resumes_from_checkpoint(results, name, number):
-    check_lost(results[1][name], number, TIMEOUT)
-    run = results[0] / name.replace(" ", "-")
+def test_lost_rank_is_detected_and_resumes_from_checkpoint(results):
+    check_lost(results[1]["stopped in a gather"], signal.SIGSTOP, TIMEOUT)
+    run = results[0] / "stopped-in-a-gather"
     # A checkpoint was due after every step: at most the one under way is lost.
     assert lines(run, "train")[-1]["step"] - steps_of(run)[-1] <= 1
 

@@ -47,7 +47,6 @@ def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
     [
         (signal.SIGINT, INTERRUPTED),
         (signal.SIGTERM, REQUEUE),
-        (signal.SIGUSR1, REQUEUE),
     ],
 )
 def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, number, status):
