@@ -173,7 +173,7 @@ class Metrics:
                 raise TrainingError(why_stopped(self._run.folder, step, scalars))
             if scalars["reason"] and self._file:
                 self._run.console.warn(
-                    f"step {step} is skipped, {REASONS[scalars['reason']]}: loss "
+                    f"step {step} is skipped, {REASONS[int(scalars['reason'])]}: loss "
                     f"{scalars['loss']:g}, gradient norm {scalars['grad_norm']:g}; number "
                     f"{scalars['count']:.0f} of the run"
                 )
@@ -190,7 +190,7 @@ class Metrics:
         self._seconds += self._last - begun
         values: dict[str, Any] = batch.rates | batch.facts
         if scalars["reason"]:
-            values["skipped"] = REASONS[scalars["reason"]]
+            values["skipped"] = REASONS[int(scalars["reason"])]
         if step % self._interval == 0 or step == self._run.steps:
             rate = (self._tokens - self._measured) / max(self._seconds, 1e-9)
             values["tokens_per_second"] = rate
@@ -239,14 +239,15 @@ def why_stopped(folder: Path, step: int, scalars: dict[str, float]) -> str:
     steps = steps_of(folder)
     saved = f"step {steps[-1]} is saved" if steps else "there is no checkpoint"
     fix = "raise training.on_nonfinite.limit"
-    if scalars["reason"] == SPIKE:
+    reason = int(scalars["reason"])
+    if reason == SPIKE:
         fix = "raise training.on_spike.limit"
     elif scalars["count"] == 1:
         fix = "set training.on_nonfinite.name=skip"
     return (
         f"step {step}: the loss is {scalars['loss']:g}, the gradient norm "
-        f"{scalars['grad_norm']:g} ({REASONS[scalars['reason']]} number {scalars['count']:.0f} of "
-        f"the run). The step was not applied, and {saved}: lower training.optimizer.lr or "
+        f"{scalars['grad_norm']:g} ({REASONS[reason]} number {scalars['count']:.0f} of the run). "
+        f"The step was not applied, and {saved}: lower training.optimizer.lr or "
         f"training.grad_clip in a new run, or check its data, or {fix}"
     )
 

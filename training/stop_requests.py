@@ -73,9 +73,10 @@ class StopRequests:
             raise KeyboardInterrupt
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"(process {rank}) "
+        name = signal.Signals(number).name
         print(
-            f"{where}stopped by {self.received.name} before the first step: nothing to save. "
-            "Run the same command again to resume",
+            f"{where}stopped by {name} before the first step: nothing to save. Run the same "
+            "command again to resume",
             file=sys.stderr,
             flush=True,
         )

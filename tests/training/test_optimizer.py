@@ -133,21 +133,6 @@ def test_muon_updates_match_reference_and_others_are_adamw():
         assert a.equal(b) == (name != "mix.weight"), name
 
 
-def test_groups_and_rates_of_muon():
-    settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, positions_lr=0.125))
-    optimizer = Optimizer(Net(tie_embeddings=False), settings)
-    fields = ("name", "rate", "weight_decay", "fused")
-    assert [tuple(group.get(key) for key in fields) for group in optimizer.groups] == [
-        ("matrices", "lr", 0.1, None),
-        ("head", "adamw_lr", 0.1, True),
-        ("embeddings", "adamw_lr", 0.0, True),
-        ("vectors", "adamw_lr", 0.0, True),
-        ("positions", "positions_lr", 0.0, True),
-    ]
-    assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
-    assert optimizer.describe("adamw_lr") == "for 144 parameters (head, embeddings, vectors)"
-
-
 @pytest.mark.parametrize("case", ["adamw", "muon", "unfused"])
 def test_skipped_steps_change_no_state(case):
     """A run with broken steps, the first among them, is to the bit the run without them."""

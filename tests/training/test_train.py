@@ -4,7 +4,6 @@ import math
 import shutil
 import signal
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -129,24 +128,6 @@ def test_resumes_are_bit_exact(runs, overrides, tmp_path, case, steps):
         assert files_of(folder, last) == files_of(root / case, last)
 
 
-def test_resume_across_the_edge_of_an_epoch(overrides, tmp_path):
-    """Twice: before the edge and behind it."""
-    words = [*overrides, "data.valid_fraction=0.9", "training.checkpoint={keep: 40, interval: 1}"]
-    words += ["training.validation.interval=null", "training.tokens=6912"]  # 36 steps
-    whole = tmp_path / "whole"
-    assert trained(*words, "--run-dir", whole) == 0
-    epochs = [line["epoch"] for line in lines(whole, "train")]
-    edge = epochs.count(epochs[0])
-    assert 3 < edge < 30
-    folder = tmp_path / "cut"
-    shutil.copytree(whole, folder)
-    for step in (edge - 1, edge + 1):
-        cut(folder, step)
-        assert trained(*words, "--run-dir", folder) == 0
-    assert lines(folder) == lines(whole)
-    assert files_of(folder, 36) == files_of(whole, 36)
-
-
 def test_stages_change_lengths_and_rates(runs):
     root = runs[0] / "stages"
     logged = lines(root, "train")
@@ -258,32 +239,6 @@ def test_evaluation_and_generation_use_the_average_by_default(runs, tmp_path, mo
     for more, used in ((), "ema"), (("--weights", "last"), "last"):
         text = call(generate.main, "--prompt", "ab", "--tokens", "9", "--jsonl", *more)
         assert f'"weights": "{used}"' in text
-
-
-def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
-    overrides, tmp_path, monkeypatch, capsys
-):
-    """... under a clock that jumps by hours, to and fro, without the package of the mirror."""
-    overrides += ["training.checkpoint.interval=4", "training.samples.prompts=[]"]
-    plain = tmp_path / "plain"
-    folder = tmp_path / "policy"
-    assert trained(*overrides, "training.checkpoint.keep=9", "--run-dir", plain) == 0
-    real = time.time
-    looks = iter(range(10**9))
-    jumps = (0.0, 7200.0, -7200.0, 86_400.0, 3600.0)  # as many as no number of steps divides
-    monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % len(jumps)])
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
-    policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8}"]
-    assert trained(*overrides, *policy, "training.wandb.mode=online", "--run-dir", folder) == 0
-    assert "training continues" in capsys.readouterr().err
-    assert steps_of(folder) == [8, 12]
-    assert lines(folder) == lines(plain)
-    assert all(files_of(folder, step) == files_of(plain, step) for step in (8, 12))
-    metrics = read_metrics(folder / "metrics.jsonl")
-    rates = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
-    # an hour more would leave less than one
-    assert rates
-    assert all(50 < rate < 1e7 for rate in rates)
 
 
 def test_non_finite_loss_stops_before_update(overrides, tmp_path):
