@@ -103,8 +103,10 @@ def _found(cls: type[BaseModel], tree: Any, path: tuple) -> tuple[Any, Accepted]
 
 
 def _chosen(value: Any, accepts: Accepted) -> Any:
-    """The settings class that a value chooses by its `name`, or the only one."""
-    return accepts.choices.get(value.get("name")) or accepts.group
+    """The settings class that a value chooses by its `name`, or the only one; the first where a
+    model fills in the name."""
+    first = next(iter(accepts.choices.values()), accepts.group)
+    return accepts.choices.get(value.get("name"), first)
 
 
 def _message(cls: type[BaseModel], tree: dict, path: tuple, items: list[Any]) -> str:
@@ -145,7 +147,7 @@ def _unknown(cls: type[BaseModel], tree: dict, path: tuple) -> str:
     chosen = _chosen(value, accepts)
     owners = [name for name, other in accepts.choices.items() if key in other.model_fields]
     if owners:
-        name = value["name"]
+        name = value.get("name")
         inside = [leaf for leaf in leaves(chosen) if leaf.rpartition(".")[2] == key]
         fix = f"choose {group}.name={owners[0]} first"
         if inside:
