@@ -15,7 +15,7 @@ from data.tokenizers.tokenizer_settings import (
     SymbolsSettings,
     TokenizerSettings,
 )
-from settings.fields import StrictSettings, free, optional, setting
+from settings.fields import StrictSettings, counts_if_changed, may_change, setting
 
 
 def ascending(lengths: int | tuple[int, int]) -> int | tuple[int, int]:
@@ -139,7 +139,7 @@ class DataSettings(StrictSettings):
         "text per shard, in bytes; doubles every 8 shards up to 16 times this",
         ge=256,
     )
-    mixture: list[MixtureEntry] = optional(
+    mixture: list[MixtureEntry] = counts_if_changed(
         "additional training texts; data.source has the remaining share and provides "
         "tokenizer and validation text",
         [],
@@ -152,8 +152,8 @@ class DataSettings(StrictSettings):
         PlainPositions(),
         "positions in training; evaluation and generation count from 0",
     )
-    label: str | None = free(None, "first part of the prepared folder's name")
-    root: str = free("prepared", "folder of prepared data")
+    label: str | None = may_change(None, "first part of the prepared folder's name")
+    root: str = may_change("prepared", "folder of prepared data")
 
     @property
     def is_generated(self) -> bool:

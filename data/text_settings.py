@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from settings.fields import StrictSettings, optional, setting
+from settings.fields import StrictSettings, counts_if_changed, setting
 
 Paths = str | list[str]
 
@@ -55,7 +55,7 @@ class FilesSource(RecordSource):
         r"text between documents inside one plain text file; \n: line break, \t: tab",
         min_length=1,
     )
-    split_bytes: int | None = optional(
+    split_bytes: int | None = counts_if_changed(
         "split documents into spans of at most this many bytes, at line breaks; null: only "
         "those of a source of few long documents, so that spans of them can be held out",
         ge=256,
@@ -65,7 +65,7 @@ class FilesSource(RecordSource):
         None,
         "jsonl file giving `cluster_key` for text files, matched by `file` = file name",
     )
-    max_document_bytes: int | None = optional(
+    max_document_bytes: int | None = counts_if_changed(
         "skip documents, and lines of record files, with more bytes; null: 268,435,456",
         ge=1,
         exclude_if=lambda value: value is None,

@@ -21,7 +21,7 @@ from model.mixers.mixer import Gate, LayerKind, MixerSettings, NormPlacement
 from model.mixers.softmax import AttentionMixer
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
-from settings.fields import StrictSettings, optional, setting
+from settings.fields import StrictSettings, counts_if_changed, setting
 from settings.load import identifying, merge
 
 
@@ -40,7 +40,7 @@ else:
 
 def _own(description: str, **limits: Any) -> Any:
     """A setting that a layer kind may have of its own."""
-    return optional(f"{description}; null: that of the model", **limits)
+    return counts_if_changed(f"{description}; null: that of the model", **limits)
 
 
 class LayerKindSettings(StrictSettings):
@@ -106,44 +106,44 @@ class ModelSettings(StrictSettings):
         "RMSNorm on queries and keys before positions: of each head, or of all heads "
         "together (OLMo 2)",
     )
-    value_norm: bool = optional(
+    value_norm: bool = counts_if_changed(
         "RMSNorm without a weight on the values of each head (Gemma 4)",
         False,
     )
-    norm_placement: NormPlacement = optional(
+    norm_placement: NormPlacement = counts_if_changed(
         "RMSNorm on the input of attention and MLP (pre-norm), on their output before "
         "it is added to the residual stream (OLMo 2), or both (Gemma 3)",
         "input",
     )
-    attention_bias: Literal["none", "qkv", "all"] = optional(
+    attention_bias: Literal["none", "qkv", "all"] = counts_if_changed(
         "biases of the attention projections: of queries, keys and values (Qwen2), or all four",
         "none",
     )
-    activation: Activation = optional(
+    activation: Activation = counts_if_changed(
         "activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)",
         "silu",
     )
-    mlp_bias: bool = optional("biases of the MLP's projections", False)
-    embedding_multiplier: float = optional(
+    mlp_bias: bool = counts_if_changed("biases of the MLP's projections", False)
+    embedding_multiplier: float = counts_if_changed(
         "factor on token embeddings (Granite, Gemma 3)",
         1.0,
         gt=0,
     )
-    residual_multiplier: float = optional(
+    residual_multiplier: float = counts_if_changed(
         "factor on the output of attention and MLP before it is added to the residual "
         "stream (Granite)",
         1.0,
         gt=0,
     )
-    layer_scale: bool = optional(
+    layer_scale: bool = counts_if_changed(
         "multiply the output of each layer by a learned number (Gemma 4)",
         False,
     )
-    attention_multiplier: float | None = optional(
+    attention_multiplier: float | None = counts_if_changed(
         "factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup",
         gt=0,
     )
-    logit_divisor: float = optional(
+    logit_divisor: float = counts_if_changed(
         "the head's output is divided by this (Granite's logits_scaling)",
         1.0,
         gt=0,
@@ -156,27 +156,29 @@ class ModelSettings(StrictSettings):
         gt=0,
     )
     mixer: AnyMixer = setting(AttentionMixer(), "token mixer")
-    gate: Gate = optional(
+    gate: Gate = counts_if_changed(
         "gate of attention's output before its projection, sigmoid(x Wg) of the layer "
         "input: one number per head or per channel",
         "none",
     )
-    canon: tuple[CanonPlace, ...] = optional(
+    canon: tuple[CanonPlace, ...] = counts_if_changed(
         "Canon layers, which add a convolution over the last tokens: before the token mixer (A), "
         "on queries, keys and values of softmax attention (B), before (C) and in (D) the MLP",
         (),
     )
-    canon_width: int = optional("tokens that a Canon layer reads, its own included", 4, ge=2)
-    mup: MupSettings | None = optional(
+    canon_width: int = counts_if_changed(
+        "tokens that a Canon layer reads, its own included", 4, ge=2
+    )
+    mup: MupSettings | None = counts_if_changed(
         "learning rates that transfer across widths: matrices use lr · base_dim / "
         "dim, and the head's input is divided by dim / base_dim; null: standard parametrization"
     )
     position: AnyPosition = setting(RopeSettings.model_validate({}), "positional scheme")
-    pattern: tuple[str, ...] = optional(
+    pattern: tuple[str, ...] = counts_if_changed(
         "kind of each layer from the first, repeated; empty: all layers are alike",
         (),
     )
-    kinds: dict[str, LayerKindSettings] = optional(
+    kinds: dict[str, LayerKindSettings] = counts_if_changed(
         "the kinds of layers in `pattern`: what differs from the settings of the model",
         {},
     )

@@ -13,7 +13,7 @@ from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
 from model.model_settings import ModelSettings
 from run_directory.training_settings import TrainingSettings, WsdSchedule, segments
-from settings.fields import StrictSettings, free, optional, setting
+from settings.fields import StrictSettings, counts_if_changed, may_change, setting
 
 
 class ParentSettings(StrictSettings):
@@ -24,7 +24,7 @@ class ParentSettings(StrictSettings):
         description="run directory whose weights are the initial weights",
         json_schema_extra={"may_change": True},
     )
-    checkpoint: int | None = free(
+    checkpoint: int | None = may_change(
         None,
         "step of its checkpoint; null: the newest",
         ge=0,
@@ -32,7 +32,7 @@ class ParentSettings(StrictSettings):
     hash: str | None = setting(
         None, "of that checkpoint; recorded at the start, and checked if set"
     )
-    fork: Literal[True] | None = optional(
+    fork: Literal[True] | None = counts_if_changed(
         "true: continue its optimizer, step count and data order too, as --fork RUN does"
     )
 
@@ -50,7 +50,7 @@ class RunSettings(StrictSettings):
         ge=0,
         lt=1 << 63,
     )
-    parent: ParentSettings | None = optional("the run that an extension run starts from")
+    parent: ParentSettings | None = counts_if_changed("the run that an extension run starts from")
     model: ModelSettings = setting(
         ModelSettings(),  # pyright: ignore[reportCallIssue]
         "the decoder and its positional scheme",

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from data.sampling.segments import Segment
-from settings.fields import StrictSettings, free, optional, setting
+from settings.fields import StrictSettings, counts_if_changed, may_change, setting
 
 # With validation.interval: auto
 AUTO_INTERVAL = 250  # steps between validations
@@ -280,13 +280,13 @@ def segments(
 class CheckpointSettings(StrictSettings):
     """When to save checkpoints, and which to keep."""
 
-    interval: int | None = free(
+    interval: int | None = may_change(
         500, "steps between checkpoints; null: only at the end and when interrupted", ge=1
     )
-    keep: int = free(
+    keep: int = may_change(
         2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1
     )
-    keep_interval: int | None = free(
+    keep_interval: int | None = may_change(
         None, "keep all checkpoints whose step is a multiple of this", ge=1
     )
 
@@ -303,23 +303,23 @@ class CheckpointSettings(StrictSettings):
 class ParallelSettings(StrictSettings):
     """How processes share the run. The launcher sets their number (configs/accelerate)."""
 
-    processes: int | None = free(
+    processes: int | None = may_change(
         None,
         "required number of processes; null: any",
         ge=1,
     )
-    sharding: Literal["auto", "none", "full"] = free(
+    sharding: Literal["auto", "none", "full"] = may_change(
         "auto",
         "none: every process has the whole model (DDP); full: weights, gradients and moments are "
         "sharded over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
-    context: int = free(
+    context: int = may_change(
         1,
         "processes that share each window (context parallelism); divides the number of processes; "
         "windows have at least 2 × context tokens",
         ge=1,
     )
-    activation_checkpointing: bool | Literal["selective"] = free(
+    activation_checkpointing: bool | Literal["selective"] = may_change(
         False,
         "true: store only the input of each block and recompute the rest in the backward pass, "
         "which saves memory and takes more time; selective: store the outputs of matrix products "
@@ -346,7 +346,7 @@ class SkipNonFinite(StrictSettings):
     """Skip the update and continue; the data of the step are not used again."""
 
     name: Literal["skip"] = "skip"
-    limit: int = free(
+    limit: int = may_change(
         10,
         "maximum number of skipped steps in a run; one more stops it",
         ge=1,
@@ -369,7 +369,7 @@ class SpikeSettings(StrictSettings):
         ge=2,
         le=100_000,
     )
-    limit: int = free(
+    limit: int = may_change(
         10,
         "maximum number of skipped steps in a run; one more stops it",
         ge=1,
@@ -379,23 +379,23 @@ class SpikeSettings(StrictSettings):
 class ValidationSettings(StrictSettings):
     """Held-out loss during training, on the same targets at every length."""
 
-    interval: Annotated[int, Field(ge=1)] | Literal["auto"] | None = free(
+    interval: Annotated[int, Field(ge=1)] | Literal["auto"] | None = may_change(
         "auto",
         "steps between validations; auto: 250, and at least five validations in a run; null: only "
         "at the end and at the steps of `at`",
     )
-    at: list[ShareOrSteps] = free(
+    at: list[ShareOrSteps] = may_change(
         [], "further validations: below 1 a share of the run, from 1 on a number of steps"
     )
-    multiples: list[int] = free(
+    multiples: list[int] = may_change(
         [1, 2, 4],
         "lengths, as multiples of train_length",
         min_length=1,
     )
-    spans: int = free(
+    spans: int = may_change(
         32, "number of spans of targets, from different places of the validation text", ge=1
     )
-    targets: int = free(
+    targets: int = may_change(
         64,
         "targets in each span, at the end of its context",
         ge=1,
@@ -438,25 +438,25 @@ class ValidationSettings(StrictSettings):
 class SampleSettings(StrictSettings):
     """Text generated greedily during training."""
 
-    interval: int | None = free(
+    interval: int | None = may_change(
         None,
         "steps between samples; null: only at the end",
         ge=1,
     )
-    prompts: list[str] | None = free(
+    prompts: list[str] | None = may_change(
         None, "one sample per prompt; null: the beginning of a held-out document"
     )
-    tokens: int = free(64, "new tokens in each sample", ge=1)
+    tokens: int = may_change(64, "new tokens in each sample", ge=1)
 
 
 class WandbSettings(StrictSettings):
     """Logging of metrics.jsonl to Weights & Biases."""
 
-    mode: Literal["disabled", "offline", "online"] = free(
+    mode: Literal["disabled", "offline", "online"] = may_change(
         "disabled", "online requires an account and a network"
     )
-    project: str = free("sextant", "project of the run")
-    entity: str | None = free(None, "account or team; null: your own")
+    project: str = may_change("sextant", "project of the run")
+    entity: str | None = may_change(None, "account or team; null: your own")
 
 
 class TrainingSettings(StrictSettings):
@@ -472,7 +472,7 @@ class TrainingSettings(StrictSettings):
         "sequences per optimizer step, over all devices",
         ge=1,
     )
-    micro_batch_size: int | None = free(
+    micro_batch_size: int | None = may_change(
         None,
         "sequences of train_length per device and forward pass; null: all of a step. Shorter "
         "stages use as many tokens",
@@ -482,12 +482,12 @@ class TrainingSettings(StrictSettings):
     lr_schedule: ScheduleSettings = setting(
         CosineSchedule(), "learning rate as a function of the step"
     )
-    stages: list[StageSettings] = optional(
+    stages: list[StageSettings] = counts_if_changed(
         "stages of the run, in order: window length, batch size, overrides of the positional "
         "scheme; empty: one stage",
         default=[],
     )
-    state: Literal["reset", "carry"] = optional(
+    state: Literal["reset", "carry"] = counts_if_changed(
         "carry: recurrent layers, and attention with a window, continue from the window before in "
         "the same document; the sequences of a batch read consecutive windows. reset: every window "
         "starts without a state",
@@ -496,16 +496,18 @@ class TrainingSettings(StrictSettings):
     grad_clip: float | None = setting(
         1.0, "maximum norm of the whole gradient; null: no clipping", gt=0
     )
-    on_nonfinite: NonFiniteSettings = free(
+    on_nonfinite: NonFiniteSettings = may_change(
         StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
     )
-    on_spike: SpikeSettings | None = optional("skip steps with a loss spike; null: apply them")
-    z_loss: float | None = optional(
+    on_spike: SpikeSettings | None = counts_if_changed(
+        "skip steps with a loss spike; null: apply them"
+    )
+    z_loss: float | None = counts_if_changed(
         "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported "
         "losses exclude it; null: none",
         gt=0,
     )
-    ema: EmaSettings | None = optional(
+    ema: EmaSettings | None = counts_if_changed(
         "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
     )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
@@ -513,17 +515,17 @@ class TrainingSettings(StrictSettings):
         "auto: bfloat16 autocast on GPUs that have it, and on CPUs that have it for models of "
         "width 96 and more; float32 elsewhere; the settings of the run name the choice",
     )
-    compile: bool | None = free(
+    compile: bool | None = may_change(
         None,
         "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
     )
-    parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
-    num_threads: int | None = free(
+    parallel: ParallelSettings = may_change(ParallelSettings(), "how processes share the run")
+    num_threads: int | None = may_change(
         None,
         "CPU threads; null: as torch decides",
         ge=1,
     )
-    log_interval: int = free(
+    log_interval: int = may_change(
         10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
     )
     checkpoint: CheckpointSettings = setting(

@@ -61,12 +61,12 @@ def setting(default: Any, description: str, **limits: Any) -> Any:
     return Field(default=default, description=description, **limits)
 
 
-def free(default: Any, description: str, **limits: Any) -> Any:
+def may_change(default: Any, description: str, **limits: Any) -> Any:
     """A field that may change on resume."""
     return setting(default, description, json_schema_extra={"may_change": True}, **limits)
 
 
-def optional(description: str, default: Any = None, **limits: Any) -> Any:
+def counts_if_changed(description: str, default: Any = None, **limits: Any) -> Any:
     """A field that counts in the identity of a run only where it differs from its default."""
     return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
 

@@ -39,7 +39,7 @@ def Field(default=None, *_, **__):
     return default
 
 
-def optional(description, default=None, **_):
+def counts_if_changed(description, default=None, **_):
     return default
 
 
@@ -67,7 +67,7 @@ def _nested(key, value):
         return {name: _nested("kind", kind) for name, kind in value.items()}
     return settings_class(**value)
 '''
-PROVIDED = ("Field", "StrictSettings", "_nested", "optional", "setting")
+PROVIDED = ("Field", "StrictSettings", "_nested", "counts_if_changed", "setting")
 
 
 def config(model: Transformer) -> dict[str, Any]:

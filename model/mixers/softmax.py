@@ -17,7 +17,7 @@ from model.mixers.short_convolution import Canon
 from model.position import AttentionPlan
 from model.position.interface import constant
 from model.sharding import GatheredKeys
-from settings.fields import optional
+from settings.fields import counts_if_changed
 
 
 class AttentionMixer(MixerSettings):
@@ -31,7 +31,7 @@ class AttentionMixer(MixerSettings):
     scales_logits: ClassVar[bool] = True
 
     name: Literal["attention"] = "attention"
-    exclusive: Literal["none", "full", "learned"] = optional(
+    exclusive: Literal["none", "full", "learned"] = counts_if_changed(
         "subtract each output's component along the token's own value: all of it, or a "
         "learned share per head",
         "none",

@@ -36,7 +36,7 @@ from model.attention.mask import (
 from model.position.table import LookupTable
 from model.position.temperature import AdaptiveTemperature, AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings, optional, setting
+from settings.fields import StrictSettings, counts_if_changed, setting
 
 
 @dataclass(frozen=True)
@@ -287,12 +287,12 @@ class PositionSettings(StrictSettings):
         "none",
         "extra softmax column without a value in each head: learned logit, or logit 0",
     )
-    weights: Literal["softmax", "entmax"] = optional(
+    weights: Literal["softmax", "entmax"] = counts_if_changed(
         "function from logits to weights: softmax, or entmax with α = 1.5, which gives "
         "low logits a weight of exactly 0 (arXiv:1905.05702)",
         "softmax",
     )
-    shifted_keys: float = optional(
+    shifted_keys: float = counts_if_changed(
         "share of each head's key features, the last ones, that are those of the "
         "previous token; with a rotation of the other features, one layer finds what followed an "
         "earlier token (partial key offset, KellerJordan/modded-nanogpt#169)",

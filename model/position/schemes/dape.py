@@ -22,7 +22,7 @@ from model.position.pairwise import UNROLLED, mask_per_row, over_pairs, pair_pro
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
 from model.position.table import Constant
-from settings.fields import optional, setting
+from settings.fields import counts_if_changed, setting
 
 
 def kept_positive(r: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class DapeSettings(SharableSettings):
     name: Literal["dape"] = "dape"
     base: Literal["kerple", "alibi"] = setting("kerple", "bias B: logarithmic KERPLE, or ALiBi")
     width: int = setting(32, "hidden features of the network", ge=1)
-    kernel: int = optional(
+    kernel: int = counts_if_changed(
         "neighboring keys that each layer of the network reads; 1: DAPE, 3: DAPE-V2",
         1,
         ge=1,

@@ -23,7 +23,7 @@ from model.position.interface import (
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant
 from model.position.table import Constant, Rows, StretchedTables
-from settings.fields import optional, setting
+from settings.fields import counts_if_changed, setting
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
@@ -181,7 +181,7 @@ class RotarySettings(RotationSettings):
         NoRemap(),
         "remap of positions beyond the original length; does not change frequencies",
     )
-    imaginary: bool = optional(
+    imaginary: bool = counts_if_changed(
         "every second head has the query of the head before it, rotated by 90° less (RoPE++)",
         False,
     )
