@@ -112,7 +112,9 @@ def save_checkpoint(
                 files = _recorded(draft / STATE)
                 for part in parts:
                     files |= part
-                digest = _seal(draft, step, files)
+                manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
+                digest = _hash_of(manifest)
+                write_json(draft / MANIFEST, manifest | {"hash": digest}, allow_nan=False)
                 _put_in_place(draft, folder)
     return Checkpoint(folder, step, group.gather(digest)[0])
 
@@ -178,14 +180,6 @@ def _recorded(file: Path) -> dict[str, dict]:
     """A file as the manifest records it, once it is on the disk."""
     sync(file)
     return {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size}}
-
-
-def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
-    """Write the manifest of files already written; returns the hash of the checkpoint."""
-    manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
-    manifest["hash"] = _hash_of(manifest)
-    write_json(draft / MANIFEST, manifest, allow_nan=False)
-    return manifest["hash"]
 
 
 def _hash_of(manifest: dict) -> str:

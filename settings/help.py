@@ -131,13 +131,11 @@ def _matches(names: list[str], word: str) -> list[str]:
     """The settings and choices that a path such as model.position.rope names, or a last part such
     as rope."""
     word = word.replace(".name=", ".").removesuffix(".name")
-    if word in names:
-        return [word]
-    choices = {name.replace(".name=", "."): name for name in names if ".name=" in name}
-    if word in choices:
-        return [choices[word]]
-    ends = [name for path, name in choices.items() if path.endswith(f".{word}")]
-    return ends or [name for name in names if name.endswith(f".{word}")]
+    by_path = {name.replace(".name=", "."): name for name in names}
+    if word in by_path:
+        return [by_path[word]]
+    ends = [name for path, name in by_path.items() if path.endswith(f".{word}")]
+    return [name for name in ends if ".name=" in name] or ends
 
 
 def _inside(name: str, cls: type[BaseModel], key: str | None, entries: list[Entry]) -> list[Entry]:
