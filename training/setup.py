@@ -40,10 +40,6 @@ from training.micro_batches import make_sampler
 from training.parallel import Parallel, PlannedProcesses, autocast_type
 from training.stop_requests import StopRequests
 
-# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023,
-# arXiv:2305.16264).
-MANY_EPOCHS = 16
-
 
 class TrainingRun:
     """A run whose settings are checked and whose processes are connected.
@@ -78,8 +74,8 @@ class TrainingRun:
         # makes the checkpoints of equal runs equal.
         torch.manual_seed(settings.seed)
         planned: Any = PlannedProcesses
-        is_real = options.world is None
-        self.parallel: Parallel = Parallel(t) if is_real else planned(t, options.world)
+        world = options.world
+        self.parallel: Parallel = Parallel(t) if world is None else planned(t, world)
         self.device = self.parallel.device
         self.settings, self.folder = resolve_precision(
             settings,
@@ -244,23 +240,17 @@ class TrainingRun:
     def announce(self, step: int) -> None:
         """Print the model, data and schedule before the first update, which is that after `step`
         others."""
-        console = self.console
-        console.info(f"run {self.folder}")
+        info = self.console.info
+        info(f"run {self.folder}")
         rows = describe_run(self.settings, self.model)
-        passes = self.sampler.passes(self.steps)
-        rows += [("epochs", f"{n:.2f} of {text}") for text, n in passes.items()]
+        for text, passes in self.sampler.passes(self.steps).items():
+            rows.append(("epochs", f"{passes:.2f} of {text}"))
         if self.parent is not None and step == self.settings.first_step:
             rows += describe_parent(self.settings, self.parent)
         elif step:
             rows.append(("resuming", f"after step {step} of {self.steps}"))
         for label, text in rows:
-            console.info(f"{label} {text}")
-        if (most := max(passes.values(), default=0.0)) > MANY_EPOCHS and not console.quiet:
-            console.warn(
-                f"training.tokens repeats the text {most:,.0f} times, and beyond about "
-                f"{MANY_EPOCHS} epochs repeated text adds almost nothing: add text or lower "
-                "training.tokens"
-            )
+            info(f"{label} {text}")
 
     def announce_end(self, prompts: list[str]) -> None:
         """Print the end of a completed run, and commands to evaluate it."""
