@@ -37,12 +37,7 @@ def load_settings(cls: type[S], arguments: Sequence[str], below: dict | None = N
 
 
 def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
-    """The same settings with overrides applied; files are rejected."""
-    files, _ = split_arguments(overrides)
-    if files:
-        raise ConfigError(
-            f"{files[0]}: use overrides such as model.position.window=256 here, not a file"
-        )
+    """The same settings with overrides applied."""
     return load_settings(type(settings), overrides, below=settings.model_dump(mode="json"))
 
 

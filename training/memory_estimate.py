@@ -16,7 +16,6 @@ DOUBLE = 8
 FLOAT = 4
 HALF = 2
 BATCH = 48  # per token: int64 tokens and targets of this batch, the next, and one in transfer
-USED = 0.9  # share of the free memory that batches may use
 
 
 class MemoryEstimate:
@@ -32,7 +31,6 @@ class MemoryEstimate:
     def __init__(self, settings: RunSettings, parallel: Parallel, parent: ParentRun | None):
         vocabulary = parent.manifest["vocab_size"] if parent else expected_vocabulary(settings.data)
         self._settings = settings
-        self._parallel = parallel
         self.model = meta_model(settings, vocabulary)
         most = windows_of_a_step(settings)
         own = -(-most // parallel.data_world)
@@ -43,18 +41,14 @@ class MemoryEstimate:
 
     @property
     def fixes(self) -> str:
-        """Settings, not yet in use, that reduce memory."""
-        t = self._settings.training
-        fixes = []
-        if self.sequences > 1:
-            fixes.append(f"lower training.micro_batch_size (now {self.sequences} per device)")
-        if self.parts.get("batches", 0) > USED * self.free:
-            fixes.append(f"lower training.batch_size (now {t.batch_size})")
-        if t.parallel.checkpointing != "full":
-            fixes.append("set training.parallel.activation_checkpointing=true")
-        if not self._parallel.sharded:
-            fixes.append("shard the weights over several devices (training.parallel.sharding=full)")
-        return ", or ".join([*fixes, "take more devices or a smaller model"])
+        """Settings that reduce memory."""
+        batch_size = self._settings.training.batch_size
+        return (
+            f"lower training.micro_batch_size (now {self.sequences} per device) or "
+            f"training.batch_size (now {batch_size}), set "
+            "training.parallel.activation_checkpointing=true, or shard the weights over several "
+            "devices (training.parallel.sharding=full)"
+        )
 
     def check(self) -> None:
         """Raise TrainingError where the run needs more than is free."""

@@ -170,13 +170,11 @@ def test_differences():
     ]
 
 
-def test_apply_overrides_keeps_other_settings_and_rejects_files():
+def test_apply_overrides_keeps_other_settings():
     s = load_settings(Root, ["model.dim=16", "model.position.window=7"])
     t = apply_overrides(s, ["model.position.scaling.name=yarn"])
     assert t.model.dim == 16
     assert t.model.position == Rope(window=7, scaling=Yarn())
-    with pytest.raises(ConfigError, match="use overrides"):
-        apply_overrides(s, ["a/b.yaml"])
 
 
 def test_aliases_name_settings_and_choices():
