@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import shutil
 import sys
 import textwrap
 from argparse import Namespace
@@ -17,6 +16,8 @@ from settings.fields import Accepted, accepted, default_of, is_marked, leaves, s
 from settings.messages import nearest
 from settings.script import Parser
 
+WIDTH = 100  # characters of a page
+COLUMN = 40  # where descriptions begin
 SettingsClasses = Sequence[type[BaseModel]]
 Entry = tuple[str, type[BaseModel], str | None]  # of `walk`
 
@@ -104,13 +105,11 @@ def named_settings(classes: SettingsClasses, arguments: Iterable[str]) -> list[s
 def describe_setting(
     classes: SettingsClasses,
     word: str,
-    width: int | None = None,
     inside: bool = True,
 ) -> str:
     """Help for one setting, group of settings or choice, named by its path or its last key; `all`
     for every setting. `inside`: with the settings and choices inside it. Raises ConfigError where
     there is none."""
-    width = width or max(50, min(110, shutil.get_terminal_size((100, 24)).columns))
     entries = [entry for root in classes for entry in walk(root)]
     first = {entry[0]: entry for entry in reversed(entries)}
     names = list(dict.fromkeys(entry[0] for entry in entries))
@@ -121,7 +120,7 @@ def describe_setting(
         close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
         guess = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"--help {word}: no such setting{guess}")
-    texts = dict.fromkeys(_entry(*entry, width) for entry in shown)
+    texts = dict.fromkeys(_entry(*entry) for entry in shown)
     if inside and any(text.split()[0].endswith("*") for text in texts):
         texts["\n* may change when a run is resumed"] = None
     return "\n".join(texts)
@@ -152,17 +151,15 @@ def _inside(name: str, cls: type[BaseModel], key: str | None, entries: list[Entr
     ]
 
 
-def _entry(name: str, cls: type[BaseModel], key: str | None, width: int) -> str:
+def _entry(name: str, cls: type[BaseModel], key: str | None) -> str:
     """`name  description (type, limits, default)`, in two columns."""
-    column = min(40, width // 2)
     text = _summary(cls) if key is None else _description(cls, key)
     if key is not None and is_marked(cls.model_fields[key], "may_change"):
         name += "*"
-    lines = textwrap.wrap(text, max(20, width - column)) or [""]
-    first = f"{name:<{column}}"
-    if len(name) + 2 > column:
-        first = f"{name}\n{'':{column}}"
-    return (first + f"\n{'':{column}}".join(lines)).rstrip()
+    indent = " " * COLUMN
+    first = f"{name:<{COLUMN}}" if len(name) + 2 <= COLUMN else f"{name}\n{indent}"
+    lines = textwrap.wrap(text, WIDTH - COLUMN)
+    return (first + f"\n{indent}".join(lines)).rstrip()
 
 
 def _description(cls: type[BaseModel], key: str) -> str:
