@@ -16,19 +16,19 @@ from rich.table import Table
 
 from errors import printable
 
+INTERVAL = 10.0  # seconds between two progress lines without a terminal
+
 
 class Console:
     """Prints to a terminal, or writes readable lines to a log file.
 
-    `quiet` prints only warnings and tables. `interval` is the minimum time, in seconds, between two
-    progress lines without a terminal. `results`: tables are the result of the script and go to
-    standard output.
+    `quiet` prints only warnings and tables. `results`: tables are the result of the script and go
+    to standard output.
     """
 
-    def __init__(self, quiet: bool = False, interval: float = 10.0, results: bool = True):
+    def __init__(self, quiet: bool = False, results: bool = True):
         self.quiet = quiet
         self.results = results
-        self.interval = interval
         self._screen: RichConsole | None = None  # that of a progress bar
 
     def info(self, text: str) -> None:
@@ -69,9 +69,9 @@ class Console:
             )
 
     def _progress_line(self, counter: "Counter", label: str, total: int | None, unit: str) -> None:
-        """Print the progress, at most once every `interval` seconds."""
+        """Print the progress, at most once every INTERVAL seconds."""
         now = time.monotonic()
-        if now - counter.last_shown < self.interval or (total and counter.done >= total):
+        if now - counter.last_shown < INTERVAL or (total and counter.done >= total):
             return
         counter.last_shown = now
         share = f"{counter.done:,.0f} {unit}"

@@ -175,7 +175,7 @@ class Run:
         Raises TrainingError, which lists the settings that may not change, and where the tokenizer
         or the data are not the run's.
         """
-        if fixed := changed(self.settings, settings, free=False):
+        if fixed := changed(self.settings, settings, may_change=False):
             raise TrainingError(
                 f"{self.folder} was started with other settings; change them back, go on under the "
                 f"new ones in another run (--fork {self.folder} instead of --run-dir), or start "
@@ -339,13 +339,13 @@ class Run:
         return while_training(self.folder, read)
 
 
-def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
-    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on
-    resume."""
+def changed(old: RunSettings, new: RunSettings, may_change: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; with `may_change`, also those that may
+    change on resume."""
     return [
-        f"{key}: {short_text(a)} → {short_text(b)}"
-        for key, a, b, may_change in differences(old, new)
-        if free or not may_change
+        f"{each.key}: {short_text(each.old)} → {short_text(each.new)}"
+        for each in differences(old, new)
+        if may_change or not each.may_change
     ]
 
 

@@ -222,7 +222,7 @@ def test_lines_go_to_stderr_with_escaped_control_characters(capsys):
 def test_progress_lines_without_terminal(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    with Console(interval=10).bar("train", 200, "step") as bar:
+    with Console().bar("train", 200, "step") as bar:
         for _ in range(40):
             now[0] += 1
             bar.advance(5)
