@@ -146,7 +146,7 @@ report:"""
         (
             "    rope: [",
             SCHEMES,
-            ["6 of 10 cells", "seed=1: model: dim 24", "rpe.yaml", "longer than the 9 positions"],
+            ["6 of 10 cells", "seed=1: model: dim 24", "rpe.yaml", "the scheme has 9"],
         ),
         (
             "evaluations:",
