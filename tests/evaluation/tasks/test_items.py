@@ -268,7 +268,7 @@ def test_training_resumes_exactly(tmp_path, run):
     ("words", "match"),
     [
         (["train_length=30"], "set train_length to 22"),
-        (["model.position={name: learned, max_length: 12}"], "max_length to 17"),
+        (["model.position={name: learned, max_length: 12}"], "needs 17 positions"),
         (["data.positions.name=pose"], "data.positions.name=pose"),
         (["training.stages=[{length: 11, duration: 0.5}, {}]"], "stages"),
     ],
