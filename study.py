@@ -56,7 +56,7 @@ from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.stored_study import RESULTS, read_results, unfair_comparisons
+from studies.stored_study import RESULTS, read_results, read_study
 from studies.study_options import parse_options
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def run_study(options: Namespace) -> int:
     if pool is None:
         return 0
     results = run.gather()
-    for line in unfair_comparisons(results["checks"]):
+    for line in read_study(results).unfair:
         call.console.warn(line)
     call.console.info(f"results: {folder / RESULTS}")
     if pool.received is None and any(cell["evaluations"] for cell in results["cells"]):

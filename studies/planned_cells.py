@@ -10,7 +10,8 @@ and trains nothing.
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -77,17 +78,12 @@ class PlannedEvaluation:
 
 
 @dataclass
-class PlannedCell:
+class PlannedCell(GridCell):
     """A cell with validated settings, and its run directory."""
 
-    cell: GridCell
     settings: RunSettings
     run: Path
     evaluations: list[PlannedEvaluation] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        return self.cell.id
 
     @property
     def shared_settings(self) -> str:
@@ -98,7 +94,7 @@ class PlannedCell:
         """All lines of the cell, in the order in which they run."""
         # `auto` is resolved once for all cells
         precision = f"training.precision={self.settings.training.precision}"
-        train = (*self.cell.arguments, precision, "--run-dir", str(self.run))
+        train = (*self.arguments, precision, "--run-dir", str(self.run))
         return [
             Command(TRAINING, "train", train),
             *(
@@ -146,22 +142,27 @@ class PlannedCell:
 
 
 class CellProblems:
-    """Problems of cells; equal ones are reported once."""
+    """User errors of cells; equal ones are reported once."""
 
     def __init__(self):
-        self._cells: dict[str, list[GridCell]] = {}
+        self._cells: dict[str, list[str]] = {}
 
-    def add(self, cell: GridCell, problem: str) -> None:
-        self._cells.setdefault(problem, []).append(cell)
+    @contextmanager
+    def of(self, cell: GridCell, place: str = "") -> Iterator[None]:
+        """Collect the error of a block."""
+        try:
+            yield
+        except USER_ERRORS as error:
+            self._cells.setdefault(f"{place}{error}", []).append(cell.id)
 
     def raise_any(self, n_cells: int) -> None:
         """Raise StudyError with all problems, if there are any."""
         if not self._cells:
             return
-        invalid = {cell.id for cells in self._cells.values() for cell in cells}
+        invalid = set().union(*self._cells.values())
         lines = [f"{len(invalid)} of {counted(n_cells, 'cell')} cannot run; nothing was started:"]
         for problem, cells in self._cells.items():
-            names = "; ".join(cell.id for cell in cells[:3])
+            names = "; ".join(cells[:3])
             if len(cells) == n_cells > 1:
                 names = "every cell"
             elif len(cells) > 3:
@@ -189,10 +190,8 @@ class StudyPlanner:
         plans = []
         problems = CellProblems()
         for cell in cells:
-            try:
+            with problems.of(cell):
                 plans.append(self._plan_cell(cell, problems))
-            except USER_ERRORS as error:
-                problems.add(cell, str(error))
         problems.raise_any(len(cells))
         self._check_report(plans)
         return plans
@@ -208,7 +207,7 @@ class StudyPlanner:
 
         given, _ = read_run_settings(cell.arguments, None if self.shared else own_run)
         settings, run = resolve_precision(given, folder_of, self._auto_precision)
-        plan = PlannedCell(cell, settings, run)
+        plan = PlannedCell(cell.axes, cell.arguments, settings, run)
         _check_run(plan.shared_settings)
         if is_run(run):
             rows = differences(Run(run).settings, settings)
@@ -218,11 +217,9 @@ class StudyPlanner:
                     "move the run, or set another --run-dir"
                 )
         for name, entry in self.study.evaluations.items():
-            try:
+            with problems.of(cell, f"evaluations.{name}: "):
                 if not matches(cell.axes, entry.skip):
                     plan.evaluations.append(self._plan_evaluation(name, entry, plan))
-            except USER_ERRORS as error:
-                problems.add(cell, f"evaluations.{name}: {error}")
         return plan
 
     def _auto_precision(self, settings: RunSettings) -> str:
@@ -264,7 +261,7 @@ class StudyPlanner:
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
         settings = _evaluation_settings(tuple(arguments))
-        arguments += self._methods_of_variants(settings.methods, plan.cell)
+        arguments += self._methods_of_variants(settings.methods, plan)
         settings = _evaluation_settings(tuple(arguments))
         _check_methods(json.dumps(settings.methods), plan.shared_settings)
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it

@@ -11,6 +11,7 @@ from settings.load import load_settings
 from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
+from studies.claims.claim_verdicts import detectable, sd_bound
 from studies.planned_cells import USER_ERRORS
 from studies.study_run import StudyCall
 
@@ -41,13 +42,11 @@ def run_claims(call: StudyCall) -> int:
         cells = str(claim.record.get("cells", ""))
         if not claim.is_decided:
             try:
-                commands = claim.study_run(call).commands
+                run = claim.study_run(call)
+                left[claim.name] = sum(run.flops[name] for name in run.flops.keys() - run.done)
+                cells = f"{len(run.done)} of {len(run.cells)}"
             except USER_ERRORS:  # of this claim, such as a text that is not here
                 absent.append(claim)
-            else:
-                is_done = commands.done.groupby("cell").all()
-                left[claim.name] = commands.flops[~commands.done].sum()
-                cells = f"{is_done.sum()} of {len(is_done)}"
         rows.append([
             claim.name,
             claim.settings.question,
@@ -96,10 +95,7 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
     console = call.console
     run = claim.study_run(call, options.pilot)
     if not options.pilot:
-        claim.check_frozen()
-        claim.check_power(console)
-        if not options.dry_run:
-            claim.freeze()
+        claim.freeze(options.dry_run)
     pool = run.run()
     if pool is None:
         return 0
@@ -113,10 +109,17 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
 
 
 def _print_pilot(claim: Claim, results: dict) -> None:
-    for name, values in claim.pilot_values(results).items():
+    """Print the values of each comparison, and the smallest effect that the seeds of the claim can
+    show by their SD."""
+    pilot = claim.pilot_values(results)
+    seeds = claim.settings.seeds
+    for name, values in pilot.items():
         numbers = ", ".join(f"{value:+.4f}" for value in values)
-        sd = f", SD {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-        print(f"{name}: mean {values.mean():+.4f}{sd}: {numbers}")
+        spread = ""
+        if len(values) > 1:
+            effect = detectable(len(seeds), len(pilot)) * sd_bound(values)
+            spread = f", SD {values.std(ddof=1):.4f} ({len(seeds)} seeds can show {effect:.3g})"
+        print(f"{name}: mean {values.mean():+.4f}{spread}: {numbers}")
 
 
 def _print_verdict(claim: Claim, results: dict, console: Console) -> None:
