@@ -36,7 +36,7 @@ The study's directory, by default runs/studies/<name of the file>, contains
     logs/                         the output of each cell
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
-    study.log, times.jsonl        one line per event, and per command that ran
+    times.jsonl                   the seconds of each command that ran, and its error
 
 A study is a list of commands: `--list` prints them, one per line, each of which runs in a shell, in
 GNU parallel or as a job; the lines of one cell run in their order. `--launcher slurm` submits each
@@ -141,10 +141,10 @@ def print_report(results: dict, folder: Path) -> None:
     from evaluation.reports.document import print_table
     from studies.study_report import write_report
 
-    report = write_report(results, folder)
-    if report.table is not None:
-        print_table(report.table)
-    for line in [*report.findings[:1], f"report: {report.files[0]}"]:
+    table, findings = write_report(results, folder)
+    if table is not None:
+        print_table(table)
+    for line in [*findings[:1], f"report: {folder / 'report.html'}"]:
         print(printable(line))
 
 

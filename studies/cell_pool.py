@@ -20,7 +20,6 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -56,8 +55,7 @@ class CellPool:
     """One call of a study on its cells. Several processes, also on several machines, may run the
     same study at a time: each cell is locked by the one that works on it.
 
-    Events go to study.log, with the time, and to the console. The first signal lets the workers
-    save their checkpoints; the second kills them.
+    The first signal lets the workers save their checkpoints; the second kills them.
 
     Args:
         flops: of the training of each cell of the study.
@@ -127,7 +125,7 @@ class CellPool:
         if self.received is None:
             self.received = signal.Signals(number)
             passed_on = signal.SIGINT
-            self._log("stopping: cells save their checkpoints; a second signal kills them")
+            self.console.info("stopping: cells save their checkpoints; a second signal kills them")
         with self._lock:
             for process in self._running:
                 assert process.pid is not None  # it was started
@@ -183,13 +181,7 @@ class CellPool:
             self._errors[name] = errors_of(read_times(self.folder))[name]
             reason = f": {self._errors[name]}"
         self._phases[name] = phase
-        self._log(f"{name}: {phase} in {duration(seconds)}{reason}; {self._summary()}")
-
-    def _log(self, text: str) -> None:
-        now = datetime.now().isoformat(sep=" ", timespec="seconds")
-        with open(self.folder / "study.log", "a", encoding="utf-8") as file:
-            file.write(f"{now}  {text}\n")
-        self.console.info(text)
+        self.console.info(f"{name}: {phase} in {duration(seconds)}{reason}; {self._summary()}")
 
     def _summary(self) -> str:
         """`12 done, 1 failed, 2 running, 15 waiting; about 1 h 10 min left`."""

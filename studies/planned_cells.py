@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data import DataSettings, is_prepared
-from data.files import canonical_hash, read_object, write_text
+from data.files import canonical_hash, read_object
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluate_runs import is_intact
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
@@ -42,7 +42,6 @@ from training.checks import check_model
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)
 
-PRECISION_FILE = "precision.txt"
 TRAINING = "training"  # the part of a cell besides its evaluations
 STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
 
@@ -162,11 +161,7 @@ class CellProblems:
         invalid = set().union(*self._cells.values())
         lines = [f"{len(invalid)} of {counted(n_cells, 'cell')} cannot run; nothing was started:"]
         for problem, cells in self._cells.items():
-            names = "; ".join(cells[:3])
-            if len(cells) == n_cells > 1:
-                names = "every cell"
-            elif len(cells) > 3:
-                names += f" and {len(cells) - 3} more"
+            names = cells[0] if len(cells) == 1 else f"{len(cells)} cells such as {cells[0]}"
             lines.append(f"{names}: {problem}".replace("\n", "\n    "))
         raise StudyError("\n       ".join(lines))
 
@@ -223,30 +218,29 @@ class StudyPlanner:
         return plan
 
     def _auto_precision(self, settings: RunSettings) -> str:
-        """What training.precision=auto stands for in all cells: chosen with the first one."""
+        """What training.precision=auto stands for in all cells: the precision of an earlier run of
+        the study, which other machines may have made, or that of the first cell here."""
         if not self._precision:
-            file = self.folder / PRECISION_FILE
-            self._precision = file.read_text() if file.is_file() else auto_precision(settings)
+            runs = sorted(self.folder.glob("runs/*/settings.yaml"))
+            earlier = [Run(file.parent).settings.training.precision for file in runs[:1]]
+            self._precision = earlier[0] if earlier else auto_precision(settings)
         return self._precision
-
-    def keep_precision(self) -> None:
-        """Store the choice for later calls of the study, which other machines may make."""
-        if self._precision:
-            write_text(self.folder / PRECISION_FILE, self._precision)
 
     def _check_report(self, plans: Sequence[PlannedCell]) -> None:
         """Check that the primary evaluation measures all primary lengths on some cell."""
-        primary = self.study.report.primary or next(iter(self.study.evaluations), None)
-        measured = set()
-        for plan in plans:
-            for evaluation in plan.evaluations:
-                settings = evaluation.settings
-                if evaluation.name == primary and isinstance(settings, EvaluationSettings):
-                    measured |= set(settings.grid(plan.settings.train_length))
-        unknown = [length for length in self.study.report.lengths or [] if length not in measured]
+        report = self.study.report
+        primary = report.primary or next(iter(self.study.evaluations), None)
+        measured = {
+            length
+            for plan in plans
+            for evaluation in plan.evaluations
+            if evaluation.name == primary and isinstance(evaluation.settings, EvaluationSettings)
+            for length in evaluation.settings.grid(plan.settings.train_length)
+        }
+        unknown = set(report.lengths or ()) - measured
         if unknown and measured:
             raise StudyError(
-                f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of "
+                f"report.lengths: {', '.join(map(str, sorted(unknown)))} not among the lengths of "
                 f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
             )
 

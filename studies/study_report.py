@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -161,16 +160,9 @@ METHODS = {
 Sections = dict[str, list[Block]]
 
 
-class StudyReport(NamedTuple):
-    """The files of a report, report.html first, its first table, and what was found."""
-
-    files: list[Path]
-    table: ReportTable | None
-    findings: list[str]
-
-
-def write_report(results: dict, folder: Path) -> StudyReport:
-    """Write the report of a study's `results` into `folder`.
+def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[str]]:
+    """Write the report of a study's `results` into `folder`; returns its first table and what was
+    found.
 
     Raises StudyError if `results` is not a valid results file, before anything is written.
     """
@@ -183,7 +175,6 @@ def write_report(results: dict, folder: Path) -> StudyReport:
         elif other := read_other(study, name, group):
             others.append(other)
     names = [variant.name for variant in study.variants]
-    styles = styles_of(names, study.baseline)
     lead = ["No loss evaluation has finished yet."]
     sections: Sections = {}
     for r in losses:
@@ -194,18 +185,16 @@ def write_report(results: dict, folder: Path) -> StudyReport:
         sections |= _loss_sections(r, loss_styles(r, names), is_first=r is losses[0])
     for other in others:
         is_first = not losses and other is others[0]
-        sections |= _other_section(other, styles, is_first)
+        sections |= _other_section(other, styles_of(names, study.baseline), is_first)
     sections["Training"] = [costs(study, group) for group in study.groups]
     sections["Missing results"] = [excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
     lead += [f"Warning: {text}" for text in study.unfair]
     extent = _extent(study, losses)
-    files, drawn = write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
-    numbers = folder / "results.csv"
-    write_results(numbers, [*losses, *others], study=study.name)
-    files += [numbers, *drawn, *(png.with_suffix(".svg") for png in drawn)]
-    return StudyReport(files, overview(losses[0]) if losses else None, findings=lead)
+    write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
+    write_results(folder / "results.csv", [*losses, *others], study=study.name)
+    return overview(losses[0]) if losses else None, lead
 
 
 def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first: bool) -> Chart:

@@ -65,11 +65,8 @@ class StudyRun:
             replace(cell, arguments=tuple(call.with_parent(cell.arguments)))
             for cell in cells_of(study)
         ]
-        self._planner = StudyPlanner(study, folder, shared)
-        self.cells = self._planner.plan(cells)
-        by_id = {cell.id: cell for cell in self.cells}
-        order = running_order(cells, study, call.options.only)
-        self.selected = [by_id[cell.id] for cell in order]
+        self.cells = StudyPlanner(study, folder, shared).plan(cells)
+        self.selected = running_order(self.cells, study, call.options.only)
         self._texts = call.texts
         self._sizes: dict[str, tuple[int, float]] = {}
 
@@ -85,7 +82,6 @@ class StudyRun:
             self._print_cells()
             return None
         write_text(self.folder / "study.yaml", dump(self.study))
-        self._planner.keep_precision()
         if options.list:
             self._print_commands()
             return None

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -205,9 +205,12 @@ def cells_of(study: StudySettings) -> list[GridCell]:
     return cells
 
 
+AnyCell = TypeVar("AnyCell", bound=GridCell)
+
+
 def running_order(
-    cells: Sequence[GridCell], study: StudySettings, pattern: str | None = None
-) -> list[GridCell]:
+    cells: Sequence[AnyCell], study: StudySettings, pattern: str | None = None
+) -> list[AnyCell]:
     """The cells whose name matches the pattern, those of the first seed first, so that an
     unfinished study can compare all schemes. Raises StudyError for none."""
     selected = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]

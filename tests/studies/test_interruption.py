@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -62,21 +63,6 @@ def test_an_interrupted_study_resumes_to_the_same_results(
     assert call(monkeypatch, *arguments) == 0
     assert lasting(results_of(tmp_path / "study")) == lasting(results_of(whole))
     assert results_of(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
-
-
-def test_workers_end_with_a_killed_study(write_study, tmp_path):
-    folder = tmp_path / "study"
-    words = [write_study(tokens=100 * TOKENS), "--only", CELL, "--run-dir", folder]
-    process = start(tmp_path / "log", *words)
-    wait_until(lambda: written(folder) > 0)
-    process.kill()
-    process.wait()
-
-    def is_free() -> bool:
-        with locked(folder / "runs" / f"{CELL}.lock") as is_ours:
-            return is_ours
-
-    wait_until(is_free, seconds=30)
 
 
 def deaf(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
@@ -148,11 +134,23 @@ def test_cells_that_do_not_fit_into_the_time_are_left(
     assert states == ["done"] + 3 * ["pending"]
 
 
-def test_processes_divide_the_cells_of_a_study(write_study, tmp_path):
+def test_a_cell_that_another_process_works_on_is_tried_again(write_study, tmp_path, monkeypatch):
     folder = tmp_path / "study"
-    arguments = [write_study(), "--run-dir", folder]
-    processes = [start(tmp_path / f"log{i}", *arguments) for i in range(2)]
-    assert [process.wait() for process in processes] == [0, 0]
-    cells = results_of(folder)["cells"]
-    assert [cell["status"] for cell in cells] == ["done"] * 4
-    assert [cell["timing"]["attempts"] for cell in cells] == [1] * 4
+    other = "scheme=rope,seed=1"
+    (folder / "runs").mkdir(parents=True)
+    is_done = folder / "runs" / other / "evaluation" / "held-out" / "results.json"
+
+    def work_elsewhere() -> None:
+        with locked(folder / "runs" / f"{CELL}.lock"):
+            has_begun.set()
+            wait_until(is_done.exists)
+
+    has_begun = threading.Event()
+    elsewhere = threading.Thread(target=work_elsewhere)
+    elsewhere.start()
+    has_begun.wait()
+    assert call(monkeypatch, write_study(), "--run-dir", folder, "--only", "scheme=rope*") == 0
+    elsewhere.join()
+    assert [cell["status"] for cell in results_of(folder)["cells"]] == ["done"] * 2 + [
+        "pending"
+    ] * 2

@@ -45,11 +45,22 @@ learned: [{{value: {{length: 24}}, at_most: 9}}]
 """
 
 
+@pytest.fixture(scope="module")
+def cells(write_study, tmp_path_factory) -> Path:
+    """The run directories of the claim, which all tests share."""
+    folder = tmp_path_factory.mktemp("claims")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        assert call(monkeypatch, write_study(CLAIM), "--jobs", 2) == 0
+    return folder / "runs/claims/cells"
+
+
 @pytest.fixture
-def claims(write_study, tmp_path, monkeypatch):
-    """Run claims in an empty folder, which is no repository. Models of three updates pass for
-    trained."""
+def claims(cells, write_study, tmp_path, monkeypatch):
+    """Run claims in a folder that has their cells only, and is no repository. Models of three
+    updates pass for trained."""
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(cells, "runs/claims/cells")
     monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", -9)
 
     def run(text: str, *options: object) -> tuple[int, Path]:
@@ -110,10 +121,8 @@ def run_directories() -> list[Path]:
     return sorted(path for path in Path("runs/claims/cells").iterdir() if path.is_dir())
 
 
-def test_claims_share_their_runs(claims, capsys):
-    claims(CLAIM)
+def test_claims_share_their_runs(claims):
     runs = run_directories()
-    shutil.rmtree("runs/claims/tiny")
     other = CLAIM.replace("delta: 9", "delta: 8").replace("targets=8", "targets=4")
     assert claims(other)[0] == 0
     assert run_directories() == runs
@@ -180,7 +189,7 @@ def test_invalid_claims_are_rejected(write_study, old, new, phrase):
 def test_values_that_nothing_measures_are_rejected(claims, old, new, phrase):
     with pytest.raises(StudyError, match=phrase):
         claims(CLAIM.replace(old, new, 1))
-    assert not Path("runs").exists()
+    assert not Path("runs/claims/tiny").exists()
 
 
 def test_a_file_with_uncommitted_changes_cannot_be_frozen(tmp_path):
