@@ -258,11 +258,6 @@ class StudyPlanner:
         arguments += self._methods_of_variants(settings.methods, plan)
         settings = _evaluation_settings(tuple(arguments))
         _check_methods(json.dumps(settings.methods), plan.shared_settings)
-        length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
-        if settings.protocol == "fixed-targets" and settings.targets > length:
-            raise StudyError(
-                f"targets={settings.targets} exceeds train_length={length}; decrease it"
-            )
         if entry.data is None:
             return PlannedEvaluation(name, tuple(arguments), settings)
         store = next((key for key in STORES if key in fields), None)

@@ -46,8 +46,10 @@ def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[Planne
 
 def entry_of(cell: PlannedCell, error: str | None, times: pd.DataFrame) -> dict[str, Any]:
     """A cell as in results.json."""
-    sums = times.groupby("part", sort=False)[["wall", "cpu"]].sum().round(2)
-    timing: dict[str, Any] = {f"{clock}_seconds": sums[clock].to_dict() for clock in sums}
+    sums = times.groupby("part", sort=False)[["wall", "cpu"]].agg("sum").round(2)
+    timing: dict[str, Any] = {
+        f"{clock}_seconds": seconds for clock, seconds in sums.to_dict().items()
+    }
     entry = {
         "id": cell.id,
         "axes": cell.axes,

@@ -72,8 +72,9 @@ def costs(study: StoredStudy, group: Group) -> ReportTable:
         if cell.record["training"] and cell.group == group
     ]
     table = pd.DataFrame(records, columns=["scheme", "machine", *COSTS])
-    means = table[[*COSTS]].astype(float).groupby(table.scheme, sort=False).mean()
+    means = table.set_index("scheme")[[*COSTS]].astype(float)
     means["peak_memory_bytes"] /= MIB
+    means = means.groupby(level=0, sort=False).agg("mean")
     rows: list[list[Cell]] = []
     for scheme, *values in means.itertuples():
         texts = [

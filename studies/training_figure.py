@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,7 +64,7 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     steps = steps.apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
     width = max(1, round(smoothed * len(steps)))
     steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
-    rows: list[tuple[str, int | str, int, Any]] = []  # measure, length, step, value
+    rows: list[tuple] = []  # measure, length, step, value
     targets = ""
     for line in lines:
         step = line["step"]
@@ -84,7 +83,8 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     if parent.get("fork"):
         rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
     for measure in ("loss", "loss_smoothed", "lr"):
-        rows += [(measure, "", step, value) for step, value in steps[measure].items()]
+        values = steps[measure].tolist()
+        rows += [(measure, "", *each) for each in zip(steps.index, values, strict=True)]
     table = pd.DataFrame(rows, columns=["measure", "length", "step", "value"], dtype=object)
     tokens = np.interp(table.step.astype(float), [0, *steps.index], [0, *steps.tokens])
     table.insert(3, "tokens", tokens)
@@ -114,10 +114,12 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
         losses.append(_curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22))
         losses.append(_curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4))
         rates.append(_curve(run.of("lr"), "", color, width=1.3))
-        by_length = dict(iter(run.of("held_out").groupby("length")))
-        of_length = styles_of([str(length) for length in by_length])
-        for length, rows in by_length.items():
+        rows_of = run.of("held_out")
+        evaluated = rows_of["length"].unique().tolist()
+        of_length = styles_of([str(length) for length in evaluated])
+        for length in evaluated:
             style = of_length[str(length)]
+            rows = rows_of.loc[rows_of["length"] == length]
             name = f"{run.name}, {length:,} ({length / run.train_length:g} × L0)"
             shade = style.color if len(runs) == 1 else color
             held_out.append(_curve(rows, name, shade, width=1.3, marker=style.marker, size=3.6))
@@ -135,7 +137,9 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     def loss_panel(curves: Sequence[Curve], y: str, height: float) -> Panel:
         def loss_scales(axes: Axes) -> None:
             scales(axes)
-            shown = [np.asarray(each.y)[each.x >= EARLY * each.x[-1]] for each in curves]
+            shown = [
+                np.asarray(each.y)[np.asarray(each.x) >= EARLY * each.x[-1]] for each in curves
+            ]
             # without outlying steps
             low, high = np.nanpercentile(np.concatenate(shown), [0.5, 99.5])
             room = max(high - low, 0.05)

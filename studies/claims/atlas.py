@@ -72,6 +72,7 @@ CARD = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-
 <img src="{image}" alt="{alt}">
 <dl>{facts}</dl></article>"""
 FILTERS = Path(__file__).with_name("filters.html")
+Sections = dict[str, list[str | ReportTable]]
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,11 @@ def overview(entries: Sequence[AtlasEntry]) -> Figure:
 def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     """Write the figures and both pages from the results of claims in `docs`/results/claims; the
     pages."""
-    verdicts = {claim: claim.verdict() for claim in claims if claim.is_decided}
+    verdicts = {
+        claim: verdict
+        for claim in claims
+        if claim.is_decided and (verdict := claim.verdict()) is not None
+    }
     survives = holm([verdict.p for verdict in verdicts.values()])
     entries = [
         AtlasEntry(claim, verdict, is_safe)
@@ -251,7 +256,6 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         f"{plain(ALPHA * len(entries), 1)} wrong ones are expected; those marked ‡ hold "
         "simultaneously (Holm).",
     ]
-    Sections = dict[str, list[str | ReportTable]]
     reading: Sections = {}
     if (docs / READING).is_file():
         caption = "The change of the loss and what is read, by scheme; four seeds, 95% intervals."

@@ -134,11 +134,11 @@ class LearnedSettings(StrictSettings):
             raise ValueError("learned requires either at_least or at_most")
         return self
 
-    def holds(self, value: float) -> bool:
+    def holds(self, values: np.ndarray) -> np.ndarray:
         if self.at_least is not None:
-            return value >= self.at_least
+            return values >= self.at_least
         assert self.at_most is not None
-        return value <= self.at_most
+        return values <= self.at_most
 
 
 class ClaimSettings(StudySettings):

@@ -35,7 +35,7 @@ def run_claims(call: StudyCall) -> int:
         pages = write_atlas([claim.publish(PUBLISHED) for claim in claims], PUBLISHED.parents[1])
         print(f"written: {', '.join(map(str, pages))}")
         return 0
-    left = {}
+    left: dict[Claim, float] = {}
     absent = []
     rows = []
     for claim in claims:
@@ -43,7 +43,7 @@ def run_claims(call: StudyCall) -> int:
         if not claim.is_decided:
             try:
                 run = claim.study_run(call)
-                left[claim.name] = sum(run.flops[name] for name in run.flops.keys() - run.done)
+                left[claim] = sum(run.flops[name] for name in run.flops.keys() - run.done)
                 cells = f"{len(run.done)} of {len(run.cells)}"
             except USER_ERRORS:  # of this claim, such as a text that is not here
                 absent.append(claim)
@@ -53,7 +53,7 @@ def run_claims(call: StudyCall) -> int:
             cells,
             claim.status,
             f"{duration(claim.record['cpu_seconds'])} CPU" if claim.is_decided else "",
-            f"{left[claim.name]:.1e} FLOPs" if claim.name in left else "",
+            f"{left[claim]:.1e} FLOPs" if claim in left else "",
         ])  # fmt: skip
     console.table(counted(len(claims), "claim"), COLUMNS, rows)
     print(f"left: {sum(left.values()):.1e} FLOPs; cells that claims share count twice")
@@ -64,24 +64,22 @@ def run_claims(call: StudyCall) -> int:
         )
     if not options.all or options.dry_run:
         return 0
-    cheapest_first = sorted(left, key=left.__getitem__)
-    by_name = {claim.name: claim for claim in claims}
-    return run_all([by_name[name] for name in cheapest_first], call)
+    return run_all(sorted(left, key=left.__getitem__), call)
 
 
 def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
     """Run claims one after the other, within `options.hours`; the worst exit status."""
     options = call.options
-    console = call.console
-    deadline = None if options.hours is None else time.monotonic() + 3600 * options.hours
+    hours = options.hours
+    begun = time.monotonic()
     worst = 0
     for claim in claims:
-        if deadline is not None:
-            options.hours = max(0.0, deadline - time.monotonic()) / 3600
+        if hours is not None:
+            options.hours = max(0.0, hours - (time.monotonic() - begun) / 3600)
         try:
             status = run_claim(claim, call)
         except UserError as error:  # of this claim; the others can run
-            console.warn(f"{claim.name}: {error}")
+            call.console.warn(f"{claim.name}: {error}")
             status = 2
         worst = max(worst, status)
         if status > 128:  # stopped by a signal

@@ -132,8 +132,7 @@ EVALUATIONS = """evaluations:
   unknown: {{overrides: [protocol=sideways]}}
   wordy: {{overrides: [lenghts=3]}}
   elsewhere: {{overrides: [targets=8], data: ["data.source={{name: files, path: nowhere}}"]}}
-  illegal: {{overrides: [targets=8, "methods={{other: [model.position.name=alibi]}}"]}}
-  wide-apart: {{overrides: [targets=64]}}"""
+  illegal: {{overrides: [targets=8, "methods={{other: [model.position.name=alibi]}}"]}}"""
 KNOWN = """  known:
     overrides: ["lengths=[48]", targets=8, least_documents=20]
     data: ["data.source={{name: files, path: {corpus}}}"]
@@ -151,9 +150,10 @@ report:"""
         (
             "evaluations:",
             EVALUATIONS,
-            ["4 of 4", "sideways", "mean lengths", "nowhere", "targets=64 exceeds", "'other'"],
+            ["4 of 4", "sideways", "mean lengths", "nowhere", "'other'"],
         ),
         ("primary: held-out", "primary: held-out, lengths: [48, 96]", ["report.lengths: 96 not"]),
+        ("targets=8", "targets=25", ["targets=25 is more than the length 24"]),
         (
             "[24,48]",
             "[24,4096]",
