@@ -32,7 +32,14 @@ from evaluation.statistics.loss_table import (
     verdict_rows,
 )
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
-from studies.stored_study import CONFIDENCE, Group, StoredStudy, VariantResult, title_of
+from studies.stored_study import (
+    CONFIDENCE,
+    Group,
+    StoredStudy,
+    StudyVariant,
+    VariantResult,
+    title_of,
+)
 
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping")  # with the loss of units by length
 NOT_ABOVE = "not shown above chance"
@@ -110,11 +117,7 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
         rows += _repeated_rows(r, measured[label])
         if label == r.baseline:
             r.truncated = level
-    for label, variant in variants.items():
-        if r.baseline and label != r.baseline:
-            same = variant.scheme == variants[r.baseline].scheme
-            for length in primary:
-                rows += _difference_rows(r, label, losses, length, counts, is_paired=same)
+    rows += _difference_rows(r, variants, losses, counts)
     r.table = results_table(rows)
     return r
 
@@ -236,25 +239,27 @@ def _repeated_rows(r: LossResults, results: Sequence[VariantResult]) -> Iterator
 
 def _difference_rows(
     r: LossResults,
-    name: str,
+    variants: Mapping[str, StudyVariant],
     losses: Mapping[str, VariantLosses],
-    length: int,
     counts: np.ndarray,
-    is_paired: bool,
 ) -> Iterator[ResultRow]:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
-    ours = losses[name].nll.get(length)
-    assert r.baseline is not None
-    theirs = losses[r.baseline].nll.get(length)
-    if ours is None or theirs is None:
+    if r.baseline is None:
         return
+    theirs = losses[r.baseline].nll
     level = {"alpha": 1 - r.confidence, "family": r.difference_family}
-    if is_paired:
-        difference = interval(ours - theirs, counts, **level)
-    else:
-        difference = interval(ours, counts, minus=theirs, **level)
-    note = "paired by seed" if is_paired else ""
-    yield row_of(name, "difference", difference, length, note=note)
+    for name, variant in variants.items():
+        ours = losses[name].nll
+        for length in r.primary:
+            if name == r.baseline or length not in ours or length not in theirs:
+                continue
+            if variant.scheme == variants[r.baseline].scheme:
+                note = "paired by seed"
+                difference = interval(ours[length] - theirs[length], counts, **level)
+            else:
+                note = ""
+                difference = interval(ours[length], counts, minus=theirs[length], **level)
+            yield row_of(name, "difference", difference, length, note=note)
 
 
 def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults | None:
