@@ -106,19 +106,16 @@ class StoredStudy:
     @property
     def unfair(self) -> list[str]:
         """Warnings about cells that cannot be compared fairly, one sentence each."""
-        orders: dict[tuple, dict[str, list[str]]] = {}
+        orders: dict[tuple, dict[str, str]] = {}  # by batches and their order: the cells
         tokens: dict[tuple, set[int]] = {}
         for cell in self.cells:
-            training = cell.record["training"] or {}
-            if training.get("data_order"):
-                batches = tuple(training[key] for key in SAME_BATCHES)
-                same = orders.setdefault(batches, {})
-                same.setdefault(training["data_order"], []).append(cell.id)
-            if training:
+            if training := cell.record["training"]:
                 tokens.setdefault((cell.group, cell.seed), set()).add(training["tokens"])
+                same = orders.setdefault(tuple(training.get(key) for key in SAME_BATCHES), {})
+                order = training.get("data_order")
+                same[order] = f"{same[order]}, {cell.id}" if order in same else cell.id
         lines = [
-            f"Cells of seed {seed} were trained on different batches: "
-            f"{'; '.join(map(', '.join, same.values()))}."
+            f"Cells of seed {seed} were trained on different batches: {'; '.join(same.values())}."
             for (seed, *_), same in orders.items()
             if len(same) > 1
         ]

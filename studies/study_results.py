@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from errors import StudyError
 from evaluation.reports.diagnostic_report import attention_rows, flat_rows
 from evaluation.reports.loss_report import LossResults, position_rows
 from evaluation.reports.report import ReportedResults
@@ -223,11 +222,6 @@ def _repeated_rows(r: LossResults, results: Sequence[VariantResult]) -> Iterator
                 place = (each.variant, row["length"], row["distance_low"], row["distance_high"])
                 by_place[place].append(row)
     for (name, length, low, high), rows in by_place.items():
-        if "unit_targets" not in rows[0]:
-            raise StudyError(
-                "an evaluation of repeated text does not state the targets of each unit; delete "
-                "its results.json in the runs and run study.py again"
-            )
         counts = np.array(rows[0]["unit_targets"])
         nll = unit_values(rows)
         control = unit_values(rows, "unit_control_nll")

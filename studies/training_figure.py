@@ -54,43 +54,44 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     run = Run.open(folder)
     file = folder / "metrics.jsonl"
     lines = read_metrics(file) if file.exists() else []
-    steps = pd.DataFrame(
-        [line for line in lines if line["kind"] == "train"],
-        columns=["step", "tokens", "loss", "lr"],
-    ).set_index("step")
-    if steps.empty:
+    trained = [line for line in lines if line["kind"] == "train"]
+    if not trained:
         raise StudyError(f"{folder} has no trained step yet")
+    steps = pd.DataFrame(trained, columns=["step", "tokens", "loss", "lr"])
     # numbers that are not finite are stored as texts
     steps = steps.apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
     width = max(1, round(smoothed * len(steps)))
     steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
-    rows: list[tuple] = []  # measure, length, step, value
+    events: list[tuple] = []  # step, measure, value, length
     targets = ""
     for line in lines:
         step = line["step"]
-        kind = line["kind"]
-        if kind == "start" and line["attempt"] > 1:
-            rows.append(("resumed", "", step, ""))
-        elif kind == "change":
+        if line["kind"] == "start" and line["attempt"] > 1:
+            events.append((step, "resumed", "", ""))
+        elif line["kind"] == "change":
             length = [f"{line['length']:,} tokens"] if "length" in line else []
             if changes := ", ".join([*length, *line["overrides"]]):
-                rows.append(("change", "", step, changes))
-        elif kind == "validation":
+                events.append((step, "change", changes, ""))
+        elif line["kind"] == "validation":
             targets = str(line.get("targets_hash", line.get("targets", "")))
             by_length = {int(length): float(nll) for length, nll in line["nll"].items()}
-            rows += [("held_out", length, step, by_length[length]) for length in sorted(by_length)]
+            events += [
+                (step, "held_out", by_length[length], length) for length in sorted(by_length)
+            ]
     parent = next(iter(run.manifest.get("lineage") or ()), {})
     if parent.get("fork"):
-        rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
-    for measure in ("loss", "loss_smoothed", "lr"):
-        values = steps[measure].tolist()
-        rows += [(measure, "", *each) for each in zip(steps.index, values, strict=True)]
-    table = pd.DataFrame(rows, columns=["measure", "length", "step", "value"], dtype=object)
-    tokens = np.interp(table.step.astype(float), [0, *steps.index], [0, *steps.tokens])
-    table.insert(3, "tokens", tokens)
-    table.insert(0, "run", name)
-    tokenizer = run.manifest.get("tokenizer_hash", "")
-    return TrainingCurves(name, run.settings.train_length, table, tokenizer, targets)
+        events.append((parent["step"], "forked", Path(parent["run"]).name, ""))
+    numbers = steps.melt("step", ["loss", "loss_smoothed", "lr"], "measure").assign(length="")
+    table = pd.concat([pd.DataFrame(events, columns=numbers.columns, dtype=object), numbers])
+    table["tokens"] = np.interp(table.step.astype(float), [0, *steps.step], [0, *steps.tokens])
+    table["run"] = name
+    return TrainingCurves(
+        name=name,
+        train_length=run.settings.train_length,
+        table=table.filter(["run", "measure", "length", "step", "tokens", "value"]),
+        tokenizer=run.manifest.get("tokenizer_hash", ""),
+        targets=targets,
+    )
 
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:
