@@ -111,9 +111,9 @@ class StoredStudy:
         for cell in self.cells:
             if training := cell.record["training"]:
                 tokens.setdefault((cell.group, cell.seed), set()).add(training["tokens"])
-                same = orders.setdefault(tuple(training.get(key) for key in SAME_BATCHES), {})
-                order = training.get("data_order")
-                same[order] = f"{same[order]}, {cell.id}" if order in same else cell.id
+                if order := training.get("data_order"):
+                    same = orders.setdefault(tuple(training[key] for key in SAME_BATCHES), {})
+                    same[order] = f"{same[order]}, {cell.id}" if order in same else cell.id
         lines = [
             f"Cells of seed {seed} were trained on different batches: {'; '.join(same.values())}."
             for (seed, *_), same in orders.items()

@@ -74,10 +74,8 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
                 events.append((step, "change", changes, ""))
         elif line["kind"] == "validation":
             targets = str(line.get("targets_hash", line.get("targets", "")))
-            by_length = {int(length): float(nll) for length, nll in line["nll"].items()}
-            events += [
-                (step, "held_out", by_length[length], length) for length in sorted(by_length)
-            ]
+            for length in sorted(line["nll"], key=int):
+                events.append((step, "held_out", float(line["nll"][length]), int(length)))
     parent = next(iter(run.manifest.get("lineage") or ()), {})
     if parent.get("fork"):
         events.append((parent["step"], "forked", Path(parent["run"]).name, ""))
