@@ -82,7 +82,9 @@ class CellPool:
         self._phases: dict[str, str] = {}
         self._errors: dict[str, str] = {}
         self._running: set[BaseProcess] = set()
-        self._lock = threading.Lock()  # held while a worker is started, ends or is sent a signal
+        # held while a worker is started, ends or is sent a signal; a second signal may interrupt
+        # the handler of the first
+        self._lock = threading.RLock()
         available = gpus() or [None]
         self._devices = [available[slot % len(available)] for slot in range(jobs)]
 
