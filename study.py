@@ -36,7 +36,7 @@ The study's directory, by default runs/studies/<name of the file>, contains
     logs/                         the output of each cell
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
-    study.log, times.jsonl        one line per event, and per command that ran
+    times.jsonl                   the seconds of each command that ran, and its error
 
 A study is a list of commands: `--list` prints them, one per line, each of which runs in a shell, in
 GNU parallel or as a job; the lines of one cell run in their order. `--launcher slurm` submits each
@@ -56,7 +56,7 @@ from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.stored_study import RESULTS, read_results, unfair_comparisons
+from studies.stored_study import RESULTS, read_results, read_study
 from studies.study_options import parse_options
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def run_study(options: Namespace) -> int:
     if pool is None:
         return 0
     results = run.gather()
-    for line in unfair_comparisons(results["checks"]):
+    for line in read_study(results).unfair:
         call.console.warn(line)
     call.console.info(f"results: {folder / RESULTS}")
     if pool.received is None and any(cell["evaluations"] for cell in results["cells"]):
@@ -141,10 +141,10 @@ def print_report(results: dict, folder: Path) -> None:
     from evaluation.reports.document import print_table
     from studies.study_report import write_report
 
-    report = write_report(results, folder)
-    if report.table is not None:
-        print_table(report.table)
-    for line in [*report.findings[:1], f"report: {report.files[0]}"]:
+    table, findings = write_report(results, folder)
+    if table is not None:
+        print_table(table)
+    for line in [*findings[:1], f"report: {folder / 'report.html'}"]:
         print(printable(line))
 
 

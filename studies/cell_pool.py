@@ -1,9 +1,10 @@
 """Runs the command lines of cells in worker processes, several at a time.
 
-Workers are forks of a server process of the standard library (`multiprocessing`, start method
-`forkserver`) that has imported train.py and evaluate.py, so a cell starts within a fraction of a
-second. Pools (concurrent.futures, joblib) reuse a process for many cells: one cell that is killed
-for lack of memory would stop all others, and threads and a CUDA context would remain between cells.
+A thread of a pool starts each cell in a process of its own, which is forked from a server of the
+standard library (start method `forkserver`) that has imported train.py and evaluate.py, so a cell
+starts within a fraction of a second. Pools of processes (concurrent.futures, joblib) reuse a
+process for many cells: one cell that is killed for lack of memory would stop all others, and
+threads and a CUDA context would remain between cells.
 """
 
 import contextlib
@@ -17,13 +18,12 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -40,78 +40,71 @@ PRELOADED = ["train", "evaluate", "evaluation.evaluate_runs", "interop.runs", "t
 CELL_FAILED = 1  # exit status of a worker
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on
 TIMES = "times.jsonl"
-COLUMNS = ["cell", "part", "begun", "wall", "cpu", "error"]
+COLUMNS = ["cell", "part", "wall", "cpu", "error"]
 
-WAITING = "waiting"
-BUSY = "locked by another process"
-RUNNING = "running"
 DONE = "done"
 FAILED = "failed"
 STOPPED = "stopped"
 LEFT = "left for later"  # does not fit into --hours
-PHASES = (DONE, FAILED, STOPPED, LEFT, RUNNING, BUSY, WAITING)
-OPEN = (RUNNING, BUSY, WAITING)
-
-
-class RunningCell(NamedTuple):
-    cell: PlannedCell
-    process: BaseProcess
-    begun: float
+RUNNING = "running"
+WAITING = "waiting"
+PHASES = (DONE, FAILED, STOPPED, LEFT, RUNNING, WAITING)
 
 
 class CellPool:
     """One call of a study on its cells. Several processes, also on several machines, may run the
     same study at a time: each cell is locked by the one that works on it.
 
-    Events go to study.log, with the time, and to the console. The first signal lets the workers
-    save their checkpoints; the second kills them.
+    The first signal lets the workers save their checkpoints; the second kills them.
 
     Args:
-        commands: of all cells of the study: index cell and part; columns flops and done.
+        flops: of the training of each cell of the study.
+        done: the cells that are done; the pool adds those that it finishes.
 
     Attributes:
         received: the signal that stopped the study.
     """
 
-    def __init__(self, folder: Path, commands: pd.DataFrame, jobs: int, console: Console):
+    def __init__(
+        self,
+        folder: Path,
+        flops: Mapping[str, float],
+        done: set[str],
+        jobs: int,
+        console: Console,
+    ):
         self.folder = folder
-        self.commands = commands
+        self.flops = flops
+        self.done = done
         self.jobs = jobs
         self.console = console
         self.received: signal.Signals | None = None
         self._phases: dict[str, str] = {}
         self._errors: dict[str, str] = {}
-        self._running: dict[int, RunningCell] = {}  # by slot
-        self._devices = gpus()
+        self._running: set[BaseProcess] = set()
+        # held while a worker is started, ends or is sent a signal; a second signal may interrupt
+        # the handler of the first
+        self._lock = threading.RLock()
+        available = gpus() or [None]
+        self._devices = [available[slot % len(available)] for slot in range(jobs)]
 
     def run(self, cells: Sequence[PlannedCell], hours: float | None) -> None:
-        """Run what is left of all cells that would end within so many hours."""
+        """Run what is left of these cells, those that would end within so many hours."""
         deadline = float("inf") if hours is None else time.monotonic() + 3600 * hours
-        is_done = self.commands.done.groupby("cell").all()
-        self._phases = {cell.id: DONE if is_done[cell.id] else WAITING for cell in cells}
-        queue = [cell for cell in cells if not is_done[cell.id]]
+        self._phases = {cell.id: DONE if cell.id in self.done else WAITING for cell in cells}
+        queue = [cell for cell in cells if cell.id not in self.done]
         if not queue:
             return
         context = start_server()
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
-        retry = 0.0  # when to try cells again that other processes work on
         try:
-            while queue or self._running:
-                for cell in list(queue):
-                    if self.received or len(self._running) == self.jobs:
-                        break
-                    if self._phases[cell.id] == WAITING or time.monotonic() > retry:
-                        queue.remove(cell)
-                        self._start(cell, context, deadline)
-                if self.received:
-                    queue.clear()
-                for cell, status, seconds in self._ended():
-                    if status == REQUEUE:
-                        queue.append(cell)
-                        retry = time.monotonic() + RETRY
-                    self._end(cell, status, seconds)
+            while queue and not self.received:
+                with ThreadPoolExecutor(self.jobs) as threads:
+                    runs = [threads.submit(self._run, cell, context, deadline) for cell in queue]
+                queue = [cell for cell, run in zip(queue, runs, strict=True) if run.result()]
+                if queue:
+                    time.sleep(RETRY)
         finally:
-            self._stop(signal.SIGKILL)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -129,96 +122,75 @@ class CellPool:
         return 1 if self._errors else 0
 
     def _on_signal(self, number: int, frame: object) -> None:
-        is_first = self.received is None
-        if is_first:
+        """Pass a signal on to all workers and what they have started."""
+        passed_on = signal.SIGKILL
+        if self.received is None:
             self.received = signal.Signals(number)
-            self._log("stopping: cells save their checkpoints; a second signal kills them")
-        self._stop(signal.SIGINT if is_first else signal.SIGKILL)
+            passed_on = signal.SIGINT
+            self.console.info("stopping: cells save their checkpoints; a second signal kills them")
+        with self._lock:
+            for process in self._running:
+                assert process.pid is not None  # it was started
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    try:
+                        os.killpg(process.pid, passed_on)
+                    except ProcessLookupError:  # it does not lead its group yet
+                        os.kill(process.pid, passed_on)
 
-    def _stop(self, number: signal.Signals) -> None:
-        """Send a signal to all workers and what they have started."""
-        for _, process, _ in self._running.values():
-            pid = process.pid
-            assert pid is not None  # it was started
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                try:
-                    os.killpg(pid, number)
-                except ProcessLookupError:  # it does not lead its group yet
-                    os.kill(pid, number)
-
-    def _start(
-        self,
-        cell: PlannedCell,
-        context: ForkServerContext,
-        deadline: float,
-    ) -> None:
-        """Start what is left of a cell, unless it would end too late."""
-        if time.monotonic() + (self._seconds_left([cell.id]) or 0.0) > deadline:
+    def _run(self, cell: PlannedCell, context: ForkServerContext, deadline: float) -> bool:
+        """Run what is left of a cell in a process of its own, unless it would end too late. True if
+        another process works on it."""
+        seconds = seconds_left(self.folder, self.flops, self.done, [cell.id]) or 0.0
+        if time.monotonic() + seconds > deadline:
             self._phases[cell.id] = LEFT
-            return
-        slot = min(set(range(self.jobs)) - set(self._running))
-        device = self._devices[slot % len(self._devices)] if self._devices else None
-        process = context.Process(target=work, args=(cell, self.folder, self.jobs, device))
-        if self._phases[cell.id] == WAITING:
-            self._phases[cell.id] = RUNNING
-        # a signal waits until it can be passed on
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
+            return False
+        begun = time.monotonic()
+        with self._lock:
+            if self.received:
+                return False
+            device = self._devices.pop()
+            process = context.Process(target=work, args=(cell, self.folder, self.jobs, device))
             process.start()
-            self._running[slot] = RunningCell(cell, process, time.monotonic())
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-    def _ended(self) -> list[tuple[PlannedCell, int, float]]:
-        """Wait until a worker has ended, or for RETRY; the cells that ended, with the exit status
-        and the seconds."""
-        connection.wait([each.process.sentinel for each in self._running.values()], RETRY)
-        ended = []
-        for slot, (cell, process, begun) in list(self._running.items()):
-            if not process.is_alive():
-                del self._running[slot]
-                ended.append((cell, process.exitcode or 0, time.monotonic() - begun))
-        return ended
+            self._running.add(process)
+            self._phases[cell.id] = RUNNING
+        connection.wait([process.sentinel])
+        with self._lock:
+            process.join()
+            self._running.remove(process)
+            self._devices.append(device)
+            status = process.exitcode or 0
+            if status == REQUEUE:
+                self._phases[cell.id] = WAITING
+            else:
+                self._end(cell, status, time.monotonic() - begun)
+        return status == REQUEUE
 
     def _end(self, cell: PlannedCell, status: int, seconds: float) -> None:
-        """Log the end of a worker."""
+        """Log how a cell ended."""
         name = cell.id
-        if status == REQUEUE:
-            if self._phases[name] != BUSY:
-                self._log(f"{name}: waiting for the process that works on it")
-            self._phases[name] = BUSY
-            return
         phase = DONE
         reason = ""
         if status == 0:
-            self.commands.loc[name, "done"] = True
+            self.done.add(name)
         elif self.received and status != CELL_FAILED:
             phase = STOPPED
         else:
             phase = FAILED
             if status != CELL_FAILED:  # the worker could not state its error
-                add_time(
-                    self.folder, name, f"{_end_of(status)}; output: {log_of(self.folder, name)}"
-                )
+                part = cell.commands_left()[0].part
+                error = f"{_end_of(status)}; output: {log_of(self.folder, name)}"
+                add_time(self.folder, name, part, f"{part}: {error}")
             self._errors[name] = errors_of(read_times(self.folder))[name]
             reason = f": {self._errors[name]}"
         self._phases[name] = phase
-        self._log(f"{name}: {phase} in {duration(seconds)}{reason}; {self._summary()}")
-
-    def _log(self, text: str) -> None:
-        now = datetime.now().isoformat(sep=" ", timespec="seconds")
-        with open(self.folder / "study.log", "a", encoding="utf-8") as file:
-            file.write(f"{now}  {text}\n")
-        self.console.info(text)
-
-    def _seconds_left(self, cells: list[str]) -> float | None:
-        return seconds_left(self.commands, read_times(self.folder), cells)
+        self.console.info(f"{name}: {phase} in {duration(seconds)}{reason}; {self._summary()}")
 
     def _summary(self) -> str:
         """`12 done, 1 failed, 2 running, 15 waiting; about 1 h 10 min left`."""
         counts = Counter(self._phases.values())
         text = ", ".join(f"{counts[phase]} {phase}" for phase in PHASES if counts[phase])
-        seconds = self._seconds_left([name for name, each in self._phases.items() if each in OPEN])
+        open_cells = [name for name, phase in self._phases.items() if phase in (RUNNING, WAITING)]
+        seconds = seconds_left(self.folder, self.flops, self.done, open_cells)
         return text + (f"; about {duration(seconds / self.jobs)} left" if seconds else "")
 
 
@@ -291,11 +263,10 @@ def run_cell(cell: PlannedCell, folder: Path) -> int:
     with locked(cell.run.with_name(f"{cell.run.name}.lock")) as is_ours:
         if not is_ours:
             return REQUEUE
-        begun = datetime.now().isoformat()
         status = 0
         try:
             for command in cell.commands_left():  # another process may have run some meanwhile
-                if not _run(command, cell, folder, begun):
+                if not _run(command, cell, folder):
                     status = CELL_FAILED
                     if command.part == TRAINING:
                         break
@@ -304,7 +275,7 @@ def run_cell(cell: PlannedCell, folder: Path) -> int:
         return status
 
 
-def _run(command: Command, cell: PlannedCell, folder: Path, begun: str) -> bool:
+def _run(command: Command, cell: PlannedCell, folder: Path) -> bool:
     """Run a line as its script does, and log its time and error; whether it succeeded. Raises
     KeyboardInterrupt after a signal."""
     print(f"$ {command}")
@@ -317,15 +288,15 @@ def _run(command: Command, cell: PlannedCell, folder: Path, begun: str) -> bool:
         if importlib.import_module(command.script).main(command.arguments):
             raise KeyboardInterrupt  # all is saved
     except (UserError, OSError) as problem:
-        error = message_of(problem)
+        error = f"{command.part}: {message_of(problem)}"
         print(f"error: {printable(error)}", file=sys.stderr)
     except Exception as problem:
-        error = f"{type(problem).__name__}: {problem}; full output: {log_of(folder, cell.id)}"
+        name = type(problem).__name__
+        error = f"{command.part}: {name}: {problem}; full output: {log_of(folder, cell.id)}"
         traceback.print_exc()
     finally:
         seconds = {"wall": time.monotonic() - wall, "cpu": time.process_time() - cpu}
-        error = error and f"{command.part}: {error}"
-        add_time(folder, cell.id, error, command.part, begun, **seconds)
+        add_time(folder, cell.id, command.part, error, **seconds)
     return not error
 
 
@@ -339,19 +310,13 @@ def log_of(folder: Path, cell: str) -> Path:
 def add_time(
     folder: Path,
     cell: str,
+    part: str,
     error: str,
-    part: str = "",
-    begun: str = "",
     wall: float = 0.0,
     cpu: float = 0.0,
 ) -> None:
-    """Append a line to times.jsonl: the seconds of a command that ran, and its error.
-
-    Args:
-        part: '' for the end of a worker that could not state its error.
-        begun: when the worker has begun.
-    """
-    line = {"cell": cell, "part": part, "begun": begun, "wall": wall, "cpu": cpu, "error": error}
+    """Append a line to times.jsonl: the seconds of a command that ran, and its error or ''."""
+    line = {"cell": cell, "part": part, "wall": wall, "cpu": cpu, "error": error}
     with open(folder / TIMES, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -364,22 +329,26 @@ def read_times(folder: Path) -> pd.DataFrame:
 
 
 def errors_of(times: pd.DataFrame) -> dict[str, str]:
-    """The errors of the last worker of each cell that had any."""
-    is_last = times.begun == times.groupby("cell").begun.transform("last")
-    failed = times.loc[is_last & (times.error != "")]
-    return failed.groupby("cell").error.agg("; ".join).to_dict()
+    """The errors of the cells whose commands failed when they ran last."""
+    last = times.drop_duplicates(["cell", "part"], keep="last")
+    return last.loc[last.error != ""].groupby("cell").error.agg("; ".join).to_dict()
 
 
-def seconds_left(commands: pd.DataFrame, times: pd.DataFrame, cells: Sequence[str]) -> float | None:
-    """Seconds of what is left of these cells, one after the other, at the measured rate of the
-    commands that are done; None before any is."""
-    wall = times.groupby(["cell", "part"]).wall.sum().reindex(commands.index)
-    known = commands.done & wall.notna()
-    if not known.any():
+def seconds_left(
+    folder: Path, flops: Mapping[str, float], done: Collection[str], cells: Collection[str]
+) -> float | None:
+    """Seconds of those of these cells that are not done, one after the other, at the measured rate
+    of the cells that are done; None before any is.
+
+    Args:
+        flops: of the training of each cell.
+    """
+    wall = read_times(folder).groupby("cell").wall.sum()
+    measured = [name for name in wall.index if name in done]
+    if not measured:
         return None
-    is_left = ~commands.done & commands.index.isin(list(cells), level="cell")
-    rate = wall[known].sum() / commands.flops[known].sum()
-    return float(rate * commands.flops[is_left].sum())
+    rate = wall[measured].sum() / sum(flops[name] for name in measured)
+    return float(rate * sum(flops[name] for name in cells if name not in done))
 
 
 # In a job of a scheduler.

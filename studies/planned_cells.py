@@ -10,14 +10,15 @@ and trains nothing.
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from data import DataSettings, is_prepared
-from data.files import canonical_hash, read_object, write_text
+from data.files import canonical_hash, read_object
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluate_runs import is_intact
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
@@ -41,7 +42,6 @@ from training.checks import check_model
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)
 
-PRECISION_FILE = "precision.txt"
 TRAINING = "training"  # the part of a cell besides its evaluations
 STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
 
@@ -77,17 +77,12 @@ class PlannedEvaluation:
 
 
 @dataclass
-class PlannedCell:
+class PlannedCell(GridCell):
     """A cell with validated settings, and its run directory."""
 
-    cell: GridCell
     settings: RunSettings
     run: Path
     evaluations: list[PlannedEvaluation] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        return self.cell.id
 
     @property
     def shared_settings(self) -> str:
@@ -98,7 +93,7 @@ class PlannedCell:
         """All lines of the cell, in the order in which they run."""
         # `auto` is resolved once for all cells
         precision = f"training.precision={self.settings.training.precision}"
-        train = (*self.cell.arguments, precision, "--run-dir", str(self.run))
+        train = (*self.arguments, precision, "--run-dir", str(self.run))
         return [
             Command(TRAINING, "train", train),
             *(
@@ -146,26 +141,27 @@ class PlannedCell:
 
 
 class CellProblems:
-    """Problems of cells; equal ones are reported once."""
+    """User errors of cells; equal ones are reported once."""
 
     def __init__(self):
-        self._cells: dict[str, list[GridCell]] = {}
+        self._cells: dict[str, list[str]] = {}
 
-    def add(self, cell: GridCell, problem: str) -> None:
-        self._cells.setdefault(problem, []).append(cell)
+    @contextmanager
+    def of(self, cell: GridCell, place: str = "") -> Iterator[None]:
+        """Collect the error of a block."""
+        try:
+            yield
+        except USER_ERRORS as error:
+            self._cells.setdefault(f"{place}{error}", []).append(cell.id)
 
     def raise_any(self, n_cells: int) -> None:
         """Raise StudyError with all problems, if there are any."""
         if not self._cells:
             return
-        invalid = {cell.id for cells in self._cells.values() for cell in cells}
+        invalid = set().union(*self._cells.values())
         lines = [f"{len(invalid)} of {counted(n_cells, 'cell')} cannot run; nothing was started:"]
         for problem, cells in self._cells.items():
-            names = "; ".join(cell.id for cell in cells[:3])
-            if len(cells) == n_cells > 1:
-                names = "every cell"
-            elif len(cells) > 3:
-                names += f" and {len(cells) - 3} more"
+            names = cells[0] if len(cells) == 1 else f"{len(cells)} cells such as {cells[0]}"
             lines.append(f"{names}: {problem}".replace("\n", "\n    "))
         raise StudyError("\n       ".join(lines))
 
@@ -189,10 +185,8 @@ class StudyPlanner:
         plans = []
         problems = CellProblems()
         for cell in cells:
-            try:
+            with problems.of(cell):
                 plans.append(self._plan_cell(cell, problems))
-            except USER_ERRORS as error:
-                problems.add(cell, str(error))
         problems.raise_any(len(cells))
         self._check_report(plans)
         return plans
@@ -208,7 +202,7 @@ class StudyPlanner:
 
         given, _ = read_run_settings(cell.arguments, None if self.shared else own_run)
         settings, run = resolve_precision(given, folder_of, self._auto_precision)
-        plan = PlannedCell(cell, settings, run)
+        plan = PlannedCell(cell.axes, cell.arguments, settings, run)
         _check_run(plan.shared_settings)
         if is_run(run):
             rows = differences(Run(run).settings, settings)
@@ -218,38 +212,35 @@ class StudyPlanner:
                     "move the run, or set another --run-dir"
                 )
         for name, entry in self.study.evaluations.items():
-            try:
+            with problems.of(cell, f"evaluations.{name}: "):
                 if not matches(cell.axes, entry.skip):
                     plan.evaluations.append(self._plan_evaluation(name, entry, plan))
-            except USER_ERRORS as error:
-                problems.add(cell, f"evaluations.{name}: {error}")
         return plan
 
     def _auto_precision(self, settings: RunSettings) -> str:
-        """What training.precision=auto stands for in all cells: chosen with the first one."""
+        """What training.precision=auto stands for in all cells: the precision of an earlier run of
+        the study, which other machines may have made, or that of the first cell here."""
         if not self._precision:
-            file = self.folder / PRECISION_FILE
-            self._precision = file.read_text() if file.is_file() else auto_precision(settings)
+            runs = sorted(self.folder.glob("runs/*/settings.yaml"))
+            earlier = [Run(file.parent).settings.training.precision for file in runs[:1]]
+            self._precision = earlier[0] if earlier else auto_precision(settings)
         return self._precision
-
-    def keep_precision(self) -> None:
-        """Store the choice for later calls of the study, which other machines may make."""
-        if self._precision:
-            write_text(self.folder / PRECISION_FILE, self._precision)
 
     def _check_report(self, plans: Sequence[PlannedCell]) -> None:
         """Check that the primary evaluation measures all primary lengths on some cell."""
-        primary = self.study.report.primary or next(iter(self.study.evaluations), None)
-        measured = set()
-        for plan in plans:
-            for evaluation in plan.evaluations:
-                settings = evaluation.settings
-                if evaluation.name == primary and isinstance(settings, EvaluationSettings):
-                    measured |= set(settings.grid(plan.settings.train_length))
-        unknown = [length for length in self.study.report.lengths or [] if length not in measured]
+        report = self.study.report
+        primary = report.primary or next(iter(self.study.evaluations), None)
+        measured = {
+            length
+            for plan in plans
+            for evaluation in plan.evaluations
+            if evaluation.name == primary and isinstance(evaluation.settings, EvaluationSettings)
+            for length in evaluation.settings.grid(plan.settings.train_length)
+        }
+        unknown = set(report.lengths or ()) - measured
         if unknown and measured:
             raise StudyError(
-                f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of "
+                f"report.lengths: {', '.join(map(str, sorted(unknown)))} not among the lengths of "
                 f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
             )
 
@@ -264,14 +255,9 @@ class StudyPlanner:
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
         settings = _evaluation_settings(tuple(arguments))
-        arguments += self._methods_of_variants(settings.methods, plan.cell)
+        arguments += self._methods_of_variants(settings.methods, plan)
         settings = _evaluation_settings(tuple(arguments))
         _check_methods(json.dumps(settings.methods), plan.shared_settings)
-        length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
-        if settings.protocol == "fixed-targets" and settings.targets > length:
-            raise StudyError(
-                f"targets={settings.targets} exceeds train_length={length}; decrease it"
-            )
         if entry.data is None:
             return PlannedEvaluation(name, tuple(arguments), settings)
         store = next((key for key in STORES if key in fields), None)

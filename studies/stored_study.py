@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.files import read_object
 from errors import StudyError
@@ -13,13 +13,15 @@ SCHEME = "scheme"  # the axis that is compared
 SEED = "seed"  # the axis that repeats it
 TOLERANCE = 0.02  # nats
 CONFIDENCE = 0.95  # simultaneous level of intervals
+# What results of an evaluation must share to be compared, besides the units.
 SHARED = ("protocol", "trained_length", "dtype", "tokenizer_hash", "corpus_hash", "bos")
 SHARED += ("targets_hash", "items_hash")
+# Of trainings: equal ones see the same batches.
+SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 Group = tuple[tuple[str, str], ...]  # labels on the axes other than the scheme and the seed
 
 
-@dataclass(frozen=True)
-class StoredCell:
+class StoredCell(NamedTuple):
     """One training run with its evaluations, finished or not."""
 
     id: str
@@ -29,8 +31,7 @@ class StoredCell:
     record: dict
 
 
-@dataclass(frozen=True)
-class StudyVariant:
+class StudyVariant(NamedTuple):
     """One row of the report: the runs of a scheme under one context-extension method."""
 
     name: str
@@ -43,16 +44,23 @@ class StudyVariant:
         return {"scheme": self.scheme, "method": self.method}
 
 
+class VariantResult(NamedTuple):
+    """results.json of an evaluation of one run of a variant."""
+
+    variant: str
+    method: str
+    seed: str
+    result: dict
+
+
 @dataclass(frozen=True)
 class StoredStudy:
-    """Cells and variants in the order of the study. `settings`: of study.py; `checks`: whether the
-    cells can be compared fairly."""
+    """Cells and variants in the order of the study. `settings`: of study.py."""
 
     name: str
     cells: list[StoredCell]
     variants: list[StudyVariant]
     settings: dict[str, Any]
-    checks: dict[str, Any]
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -75,35 +83,45 @@ class StoredStudy:
         order = dict.fromkeys([self.declared["primary"], *self.settings["evaluations"]])
         return [name for name in order if name in measured]
 
-    def results(
-        self, name: str, group: Group
-    ) -> tuple[list[tuple[StudyVariant, StoredCell, dict]], dict[str, str]]:
+    def results(self, name: str, group: Group) -> tuple[list[VariantResult], dict[str, str]]:
         """The results of an evaluation in a group of cells, for every variant, and why others
         cannot be compared with the first, by cell."""
-        kept = []
+        kept: list[VariantResult] = []
         excluded = {}
         for variant in self.variants:
             for cell in self.cells:
                 result = cell.record["evaluations"].get(name)
-                if not result or cell.scheme != variant.scheme or cell.group != group:
+                if not result or (cell.scheme, cell.group) != (variant.scheme, group):
                     continue
-                facts = shared_facts(result)
-                if not kept:
-                    first = facts
-                    first_id = cell.id
-                differing = [key for key in facts if facts[key] != first[key]]
+                first = kept[0].result if kept else result
+                units = [(each.get("units") or {}).get("names") for each in (first, result)]
+                differing = [key for key in SHARED if result.get(key) != first.get(key)]
+                differing += ["units"] if units[0] != units[1] else []
                 if differing:
-                    excluded[cell.id] = f"{', '.join(differing)} differs from {first_id}"
+                    excluded[cell.id] = f"{', '.join(differing)} differs from the first cell"
                 else:
-                    kept.append((variant, cell, result))
+                    kept.append(VariantResult(variant.name, variant.method, cell.seed, result))
         return kept, excluded
 
-
-def shared_facts(result: dict) -> dict:
-    """What results of an evaluation must share to be compared."""
-    units = result.get("units")
-    names = units["names"] if isinstance(units, dict) else None
-    return {key: result.get(key) for key in SHARED} | {"units": names}
+    @property
+    def unfair(self) -> list[str]:
+        """Warnings about cells that cannot be compared fairly, one sentence each."""
+        orders: dict[tuple, dict[str, str]] = {}  # by batches and their order: the cells
+        tokens: dict[tuple, set[int]] = {}
+        for cell in self.cells:
+            if training := cell.record["training"]:
+                tokens.setdefault((cell.group, cell.seed), set()).add(training["tokens"])
+                if order := training.get("data_order"):
+                    same = orders.setdefault(tuple(training[key] for key in SAME_BATCHES), {})
+                    same[order] = f"{same[order]}, {cell.id}" if order in same else cell.id
+        lines = [
+            f"Cells of seed {seed} were trained on different batches: {'; '.join(same.values())}."
+            for (seed, *_), same in orders.items()
+            if len(same) > 1
+        ]
+        if any(len(each) > 1 for each in tokens.values()):
+            lines.append("The schemes were trained on different numbers of tokens.")
+        return lines
 
 
 def title_of(evaluation: str, group: Group) -> str:
@@ -146,18 +164,4 @@ def read_study(results: dict) -> StoredStudy:
         if not any(variant.method == TRAINED for variant in own):
             variants.append(StudyVariant(scheme, scheme))
         variants += own
-    return StoredStudy(name, cells, variants, settings, results.get("checks", {}))
-
-
-def unfair_comparisons(checks: dict) -> list[str]:
-    """Warnings about cells that cannot be compared fairly, one sentence each."""
-    lines = []
-    for group in checks.get("data_order") or []:
-        if not group["agree"]:
-            cells = "; ".join(", ".join(names) for names in group["orders"].values())
-            lines.append(
-                f"Cells of seed {group['seed']} were trained on different batches: {cells}."
-            )
-    if checks.get("equal_tokens") is False:
-        lines.append("The schemes were trained on different numbers of tokens.")
-    return lines
+    return StoredStudy(name, cells, variants, settings)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from data.files import read_object, write_json
 from run_directory.checkpoints import Checkpoint
 from run_directory.metrics_file import read_metrics
@@ -16,49 +18,41 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from studies.cell_pool import errors_of, read_times
 from studies.planned_cells import PlannedCell
-from studies.stored_study import RESULTS, SCHEME
+from studies.stored_study import RESULTS
 from studies.study_settings import StudySettings
 
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
-# equal: the same batches
-SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 
 
 def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[PlannedCell]) -> dict:
     """Write results.json from the run directories of all cells, and return it.
 
     Apart from `timing` it depends on the run directories only, and on the errors of the cells that
-    are not done. Times that only an earlier results.json has are kept.
+    are not done.
     """
     times = read_times(folder)
     errors = errors_of(times)
-    earlier = read_object(folder / RESULTS)["cells"] if (folder / RESULTS).is_file() else []
-    timings = {cell["id"]: cell["timing"] for cell in earlier}
-    for cell, own in times.loc[times.part != ""].groupby("cell"):
-        sums = own.groupby("part", sort=False)
-        for clock in ("wall", "cpu"):
-            seconds = sums[clock].sum().round(2).to_dict()
-            timings.setdefault(str(cell), {})[f"{clock}_seconds"] = seconds
-    entries = []
-    for cell in cells:
-        entries.append(entry_of(cell, errors.get(cell.id), timings.get(cell.id, {})))
     results = {
         "format": 1,
         "name": name,
         "study": study.model_dump(mode="json"),
-        "checks": {"data_order": data_order(entries), "equal_tokens": equal_tokens(entries)},
-        "cells": entries,
+        "cells": [
+            entry_of(cell, errors.get(cell.id), times.loc[times.cell == cell.id]) for cell in cells
+        ],
     }
     write_json(folder / RESULTS, results)
     return results
 
 
-def entry_of(cell: PlannedCell, error: str | None, timing: dict[str, Any]) -> dict[str, Any]:
+def entry_of(cell: PlannedCell, error: str | None, times: pd.DataFrame) -> dict[str, Any]:
     """A cell as in results.json."""
-    timing = {"wall_seconds": {}, "cpu_seconds": {}} | timing
+    sums = times.groupby("part", sort=False)[["wall", "cpu"]].agg("sum").round(2)
+    timing: dict[str, Any] = {
+        f"{clock}_seconds": seconds for clock, seconds in sums.to_dict().items()
+    }
     entry = {
         "id": cell.id,
-        "axes": cell.cell.axes,
+        "axes": cell.axes,
         "status": "failed" if error else "pending",
         "error": error,
         "training": None,
@@ -139,36 +133,3 @@ def flops_of(settings: RunSettings, vocab_size: int) -> float:
         tokens = settings.tokens_after(end) - settings.tokens_after(stage.start)
         total += tokens * float(model.flops_per_token(stage.length))
     return total
-
-
-def data_order(entries: Sequence[dict]) -> list[dict]:
-    """For every (seed, length, batch size, tokens, data): whether all trained cells saw the same
-    batches in the same order."""
-    groups: dict[tuple, dict[str, list[str]]] = {}
-    for entry in entries:
-        training = entry["training"]
-        if training is not None and training["data_order"] is not None:
-            key = tuple(training[name] for name in SAME_BATCHES)
-            orders = groups.setdefault(key, {})
-            orders.setdefault(training["data_order"], []).append(entry["id"])
-    return [
-        {
-            **dict(zip(SAME_BATCHES, key, strict=True)),
-            "cells": sum(map(len, orders.values())),
-            "agree": len(orders) == 1,
-            "orders": orders,
-        }
-        for key, orders in groups.items()
-    ]
-
-
-def equal_tokens(entries: Sequence[dict]) -> bool:
-    """Whether schemes that agree on all other axes were trained on the same number of tokens."""
-    known: dict[frozenset, int] = {}
-    for entry in entries:
-        if entry["training"] is not None:
-            tokens = entry["training"]["tokens"]
-            others = frozenset(item for item in entry["axes"].items() if item[0] != SCHEME)
-            if known.setdefault(others, tokens) != tokens:
-                return False
-    return True

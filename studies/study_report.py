@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -49,7 +48,7 @@ from evaluation.reports.loss_report import (
 from evaluation.reports.report import Block, Chart, ReportedResults, write_pages, write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.statistics.intervals import CLAIM_SEEDS
-from studies.stored_study import Group, StoredStudy, read_study, unfair_comparisons
+from studies.stored_study import Group, StoredStudy, read_study
 from studies.study_results import read_losses, read_other
 
 MIB = 2**20
@@ -67,33 +66,29 @@ COSTS = {  # key in a cell's record: column, format
 
 def costs(study: StoredStudy, group: Group) -> ReportTable:
     """Training cost of each scheme, mean over its seeds."""
-    records = []
-    machines = {}
-    for cell in study.cells:
-        training = cell.record.get("training")
-        if training and cell.group == group:
-            facts = training | cell.record["timing"]
-            numbers = {key: facts.get(key) for key in COSTS}
-            records.append({"scheme": cell.scheme, **numbers})
-            machine = facts.get("machine", {})
-            names = machine.get("gpus") or [machine.get("processor", "unknown")]
-            machines |= dict.fromkeys(names)
-    table = pd.DataFrame(records, columns=["scheme", *COSTS])
-    table = table.set_index("scheme").astype(float)
-    table["peak_memory_bytes"] /= MIB
-    means = table.groupby(level=0, sort=False).agg("mean")
-    rows: list[list[Cell]] = [
-        [
-            str(scheme),
-            *(
-                NONE if math.isnan(value) else format(value, COSTS[key][1])
-                for key, value in zip(COSTS, own, strict=True)
-            ),
+    records = [
+        {"scheme": cell.scheme, **cell.record["training"], **cell.record["timing"]}
+        for cell in study.cells
+        if cell.record["training"] and cell.group == group
+    ]
+    table = pd.DataFrame(records, columns=["scheme", "machine", *COSTS])
+    means = table.set_index("scheme")[[*COSTS]].astype(float)
+    means["peak_memory_bytes"] /= MIB
+    means = means.groupby(level=0, sort=False).agg("mean")
+    rows: list[list[Cell]] = []
+    for scheme, *values in means.itertuples():
+        texts = [
+            NONE if math.isnan(value) else format(value, form)
+            for value, (_, form) in zip(values, COSTS.values(), strict=True)
         ]
-        for scheme, *own in means[[*COSTS]].itertuples()
+        rows.append([str(scheme), *texts])
+    machines = [
+        name
+        for machine in table.machine.dropna()
+        for name in machine.get("gpus") or [machine.get("processor", "unknown")]
     ]
     columns = ["scheme", *(column for column, _ in COSTS.values())]
-    note = f"Means over seeds. Speed and memory on: {', '.join(machines)}."
+    note = f"Means over seeds. Speed and memory on: {', '.join(dict.fromkeys(machines))}."
     title = ", ".join(["Training cost", *(label for _, label in group)])
     return ReportTable(title, columns, rows, note)
 
@@ -102,12 +97,12 @@ def cells(study: StoredStudy) -> ReportTable:
     """All cells: their checkpoints, or why they have none."""
     rows: list[list[Cell]] = []
     for cell in study.cells:
-        run = cell.record.get("training") or {}
+        run = cell.record["training"] or {}
         status = cell.record["status"]
         row: list[Cell] = [
             cell.id,
             TableCell(status, "" if status == "done" else "bad"),
-            cell.record.get("error") or "",
+            cell.record["error"] or "",
             f"{run['steps']:,}" if run else NONE,
             run.get("checkpoint_hash", "")[:16],
             run.get("data_hash", "")[:16],
@@ -166,16 +161,9 @@ METHODS = {
 Sections = dict[str, list[Block]]
 
 
-class StudyReport(NamedTuple):
-    """The files of a report, report.html first, its first table, and what was found."""
-
-    files: list[Path]
-    table: ReportTable | None
-    findings: list[str]
-
-
-def write_report(results: dict, folder: Path) -> StudyReport:
-    """Write the report of a study's `results` into `folder`.
+def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[str]]:
+    """Write the report of a study's `results` into `folder`; returns its first table and what was
+    found.
 
     Raises StudyError if `results` is not a valid results file, before anything is written.
     """
@@ -203,13 +191,11 @@ def write_report(results: dict, folder: Path) -> StudyReport:
     sections["Missing results"] = [excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
-    lead += [f"Warning: {text}" for text in unfair_comparisons(study.checks)]
+    lead += [f"Warning: {text}" for text in study.unfair]
     extent = _extent(study, losses)
-    files, drawn = write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
-    numbers = folder / "results.csv"
-    write_results(numbers, [*losses, *others], study=study.name)
-    files += [numbers, *drawn, *(png.with_suffix(".svg") for png in drawn)]
-    return StudyReport(files, overview(losses[0]) if losses else None, findings=lead)
+    write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
+    write_results(folder / "results.csv", [*losses, *others], study=study.name)
+    return overview(losses[0]) if losses else None, lead
 
 
 def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first: bool) -> Chart:
@@ -290,7 +276,8 @@ def _other_section(r: ReportedResults, styles: Styles, is_first: bool) -> Sectio
 def _provenance(study: StoredStudy) -> list[Block]:
     text = yaml.safe_dump(study.settings, sort_keys=False, allow_unicode=True)
     blocks = [f"```\n{text}\n```", cells(study)]
-    if study.checks.get("data_order") and not unfair_comparisons(study.checks):
+    trained = [cell.record["training"] for cell in study.cells if cell.record["training"]]
+    if any(training.get("data_order") for training in trained) and not study.unfair:
         blocks.append(
             "All cells of a seed were trained on the same batches in the same order, and all "
             "schemes on the same number of tokens (checked by hashes)."

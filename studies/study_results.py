@@ -9,11 +9,10 @@ targets.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from errors import StudyError
 from evaluation.reports.diagnostic_report import attention_rows, flat_rows
 from evaluation.reports.loss_report import LossResults, position_rows
 from evaluation.reports.report import ReportedResults
@@ -32,7 +31,14 @@ from evaluation.statistics.loss_table import (
     verdict_rows,
 )
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
-from studies.stored_study import CONFIDENCE, Group, StoredStudy, title_of
+from studies.stored_study import (
+    CONFIDENCE,
+    Group,
+    StoredStudy,
+    StudyVariant,
+    VariantResult,
+    title_of,
+)
 
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping")  # with the loss of units by length
 NOT_ABOVE = "not shown above chance"
@@ -43,32 +49,30 @@ ROWS = {  # by other protocol: the rows of results.json
     "generation": flat_rows,
     "by-position": position_rows,
 }
-Results = Mapping[str, dict]  # results.json of one evaluation, by seed
+UNMEASURED = {"failure": "not measured for every seed", "exists": True}  # a row that is missing
 
 
 def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | None:
     """The losses of one evaluation; None for another protocol or no results."""
     results, excluded = study.results(name, group)
-    if not results or results[0][2]["protocol"] not in PROTOCOLS:
+    if not results or results[0].result["protocol"] not in PROTOCOLS:
         return None
-    facts = results[0][2]
+    facts = results[0].result
     declared = study.declared
     units = facts["units"]
     counts = np.array(units["targets"])
     unigram = facts.get("unigram_unit_nll")
     unigram = None if unigram is None else float(np.average(unigram, weights=counts))
-    by_seed = {
-        variant.name: {cell.seed: result for each, cell, result in results if each is variant}
+    measured = {
+        variant.name: [each for each in results if each.variant == variant.name]
         for variant in study.variants
     }
-    losses = {
-        variant.name: variant_losses(variant.method, by_seed[variant.name], facts)
+    losses = {label: variant_losses(own, facts) for label, own in measured.items()}
+    variants = {
+        variant.name: variant
         for variant in study.variants
+        if losses[variant.name].as_trained is not None
     }
-    as_trained = {
-        label: own.as_trained for label, own in losses.items() if own.as_trained is not None
-    }
-    variants = {v.name: v for v in study.variants if v.name in as_trained}
     primary = [n for n in declared["lengths"] or facts["lengths"] if n in facts["lengths"]]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     judged = [
@@ -95,97 +99,76 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
         confidence=declared["confidence"],
         unigram=unigram,
         missing=missing_of(losses, excluded),
+        imprecise=[
+            label
+            for label in variants
+            if rounding(measured[label]) >= PRECISION * declared["tolerance"]
+        ],
     )
-    allowed = PRECISION * r.tolerance
-    r.imprecise = [
-        variant.name
-        for variant in variants.values()
-        if rounding(variant.method, by_seed[variant.name]) >= allowed
-    ]
-    r.undertrained = [
-        label
-        for label in variants
-        if is_undertrained(float(seed_means(as_trained[label], counts).mean()), unigram)
-    ]
     rows: list[ResultRow] = []
-    for label, variant in variants.items():
-        rules = VerdictRules(
-            r.trained_length,
-            r.tolerance,
-            counts,
-            alpha=1 - r.confidence,
-            family=r.family,
-            has_learned=label not in r.undertrained,
-            is_precise=label not in r.imprecise,
-        )
-        rows += _loss_rows(r, label, losses[label], rules)
-        rows += _repeated_rows(r, label, variant.method, by_seed[label])
-    if r.baseline:
-        (r.truncated,) = (
-            row.value
-            for row in rows
-            if (row.variant, row.metric, row.seed) == (r.baseline, "nll_as_trained", "")
-        )
-        for label, variant in variants.items():
-            same = variant.scheme == variants[r.baseline].scheme
-            for length in primary if label != r.baseline else ():
-                rows += _difference_rows(r, label, losses, length, counts, is_paired=same)
+    for label in variants:
+        own = losses[label]
+        assert own.as_trained is not None
+        level = float(seed_means(own.as_trained, counts).mean())
+        if is_undertrained(level, unigram):
+            r.undertrained = [*r.undertrained, label]
+        rows += _loss_rows(r, label, own, counts)
+        rows += _repeated_rows(r, measured[label])
+        if label == r.baseline:
+            r.truncated = level
+    rows += _difference_rows(r, variants, losses, counts)
     r.table = results_table(rows)
     return r
 
 
-def variant_losses(method: str, results: Results, facts: dict) -> VariantLosses:
+def variant_losses(results: Sequence[VariantResult], facts: dict) -> VariantLosses:
     """The losses of a variant, of the seeds that were measured as trained at the trained length.
 
     If one seed has no number at a length, because it failed or was not measured, the others are
     dropped too: a mean over the successful seeds only would be biased.
     """
     rows = {
-        (seed, row["method"], row["length"]): row
-        for seed, result in results.items()
-        for row in result["cells"]
+        (each.seed, row["method"], row["length"]): row
+        for each in results
+        for row in each.result["cells"]
     }
-    trained = {seed: rows.get((seed, TRAINED, facts["trained_length"]), {}) for seed in results}
-    seeds = [seed for seed, row in trained.items() if row.get("unit_nll") is not None]
+    trained = {each.seed: (each.seed, TRAINED, facts["trained_length"]) for each in results}
+    seeds = [seed for seed, key in trained.items() if rows.get(key, {}).get("unit_nll") is not None]
     losses = VariantLosses(seeds=seeds)
     failed = []
     for length in facts["lengths"]:
-        own = {}
-        for seed in results:
-            unmeasured = {"failure": f"not measured for seed {seed}", "exists": True}
-            own[seed] = rows.get((seed, method, length), unmeasured)
-        measured = [seed for seed, row in own.items() if row.get("unit_nll") is not None]
-        without = [row for seed, row in own.items() if seed not in measured]
+        own = {
+            each.seed: rows.get((each.seed, each.method, length), UNMEASURED) for each in results
+        }
+        without = [row for row in own.values() if row.get("unit_nll") is None]
         if without:
             losses.failures[length] = without[-1].get("failure") or "no number"
-            if measured:
-                losses.failures[length] += f" (measured for seed {', '.join(measured)})"
-            if measured or any(row.get("exists") for row in without):
+            if len(without) < len(own) or any(row.get("exists") for row in without):
                 failed.append(length)
         elif seeds:
-            losses.nll[length] = unit_values(own[seed] for seed in seeds)
+            losses.nll[length] = unit_values([own[seed] for seed in seeds])
             bits = [own[seed].get("bits_per_byte") for seed in seeds]
             if None not in bits:
                 losses.more[length] = {"bits_per_byte": float(np.mean(bits))}
     losses.failed = failed
     if seeds:
-        losses.as_trained = unit_values(trained[seed] for seed in seeds)
+        losses.as_trained = unit_values([rows[trained[seed]] for seed in seeds])
     return losses
 
 
-def unit_values(rows: Iterable[dict], metric: str = "unit_nll") -> np.ndarray:
+def unit_values(rows: Sequence[dict], metric: str = "unit_nll") -> np.ndarray:
     """(S, D) mean of each unit, in the given order of seeds."""
     return np.array([row[metric] for row in rows], dtype=np.float64)
 
 
-def rounding(method: str, results: Results) -> float:
-    """The largest mean difference of bfloat16 from float32 in nats, as trained or under a
+def rounding(results: Sequence[VariantResult]) -> float:
+    """The largest mean difference of bfloat16 from float32 in nats, as trained or under the
     method."""
     return max(
         abs(row.get("bfloat16_minus_float32") or 0.0)
-        for result in results.values()
-        for row in result["cells"]
-        if row["method"] in (method, TRAINED)
+        for each in results
+        for row in each.result["cells"]
+        if row["method"] in (each.method, TRAINED)
     )
 
 
@@ -202,10 +185,19 @@ def missing_of(
 
 
 def _loss_rows(
-    r: LossResults, name: str, losses: VariantLosses, rules: VerdictRules
+    r: LossResults, name: str, losses: VariantLosses, counts: np.ndarray
 ) -> Iterator[ResultRow]:
     assert losses.as_trained is not None
     l0 = r.trained_length
+    rules = VerdictRules(
+        l0,
+        r.tolerance,
+        counts,
+        alpha=1 - r.confidence,
+        family=r.family,
+        has_learned=name not in r.undertrained,
+        is_precise=name not in r.imprecise,
+    )
     level = rules.interval(losses.as_trained, alpha=rules.alpha)
     yield row_of(name, "nll_as_trained", level, l0)
     yield from seed_rows(name, "nll_as_trained", losses, losses.as_trained, rules, l0)
@@ -218,23 +210,18 @@ def _loss_rows(
         yield from reach_rows(name, losses, rules)
 
 
-def _repeated_rows(r: LossResults, name: str, method: str, results: Results) -> Iterator[ResultRow]:
+def _repeated_rows(r: LossResults, results: Sequence[VariantResult]) -> Iterator[ResultRow]:
     """NLL and read gain of repeated text by length and distance, of the seeds with the same
     targets."""
     targets = r.facts.get("repeated", {}).get("hash")
     by_place: dict[tuple, list[dict]] = defaultdict(list)
-    for result in results.values():
-        repeated = result.get("repeated", {})
+    for each in results:
+        repeated = each.result.get("repeated", {})
         for row in repeated.get("cells", ()) if repeated.get("hash") == targets else ():
-            if row["method"] == method:
-                place = (row["length"], row["distance_low"], row["distance_high"])
+            if row["method"] == each.method:
+                place = (each.variant, row["length"], row["distance_low"], row["distance_high"])
                 by_place[place].append(row)
-    for (length, low, high), rows in by_place.items():
-        if "unit_targets" not in rows[0]:
-            raise StudyError(
-                "an evaluation of repeated text does not state the targets of each unit; delete "
-                "its results.json in the runs and run study.py again"
-            )
+    for (name, length, low, high), rows in by_place.items():
         counts = np.array(rows[0]["unit_targets"])
         nll = unit_values(rows)
         control = unit_values(rows, "unit_control_nll")
@@ -246,63 +233,57 @@ def _repeated_rows(r: LossResults, name: str, method: str, results: Results) -> 
 
 def _difference_rows(
     r: LossResults,
-    name: str,
+    variants: Mapping[str, StudyVariant],
     losses: Mapping[str, VariantLosses],
-    length: int,
     counts: np.ndarray,
-    is_paired: bool,
 ) -> Iterator[ResultRow]:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
-    ours = losses[name].nll.get(length)
-    assert r.baseline is not None
-    theirs = losses[r.baseline].nll.get(length)
-    if ours is None or theirs is None:
+    if r.baseline is None:
         return
+    theirs = losses[r.baseline].nll
     level = {"alpha": 1 - r.confidence, "family": r.difference_family}
-    if is_paired:
-        difference = interval(ours - theirs, counts, **level)
-    else:
-        difference = interval(ours, counts, minus=theirs, **level)
-    note = "paired by seed" if is_paired else ""
-    yield row_of(name, "difference", difference, length, note=note)
+    for name, variant in variants.items():
+        ours = losses[name].nll
+        for length in r.primary:
+            if name == r.baseline or length not in ours or length not in theirs:
+                continue
+            if variant.scheme == variants[r.baseline].scheme:
+                note = "paired by seed"
+                difference = interval(ours[length] - theirs[length], counts, **level)
+            else:
+                note = ""
+                difference = interval(ours[length], counts, minus=theirs[length], **level)
+            yield row_of(name, "difference", difference, length, note=note)
 
 
 def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults | None:
     """The results of tasks, attention, generated text or loss by position; None for another
     protocol or no results."""
     results, _ = study.results(name, group)
-    first = results[0][2] if results else {}
+    first = results[0].result if results else {}
     rows_of = ROWS.get(first.get("protocol", ""))
     if rows_of is None:
         return None
     seeds: dict[tuple, list[ResultRow]] = defaultdict(list)
     units: dict[tuple, list[list[float]]] = defaultdict(list)
-    for variant, _, result in results:
-        for row in rows_of(result):
+    for each in results:
+        for row in rows_of(each.result):
             # not the single layers and heads of an evaluation of attention
-            if row.variant == name_of(variant.method) and not row.where.startswith("layer"):
-                row = row._replace(variant=variant.name)
+            if row.variant == name_of(each.method) and not row.where.startswith("layer"):
+                row = row._replace(variant=each.variant)
                 seeds[row.place].append(row)
-        for cell in result["cells"]:
+        for cell in each.result["cells"]:
             metric = "accuracy" if "unit_accuracy" in cell else "exact"
             values = cell.get(f"unit_{metric}")
-            if values and cell["method"] == variant.method:
-                units[variant.name, metric, cell["length"]].append(values)
-    r = ReportedResults(
-        title=title_of(name, group),
-        place={"evaluation": name, **dict(group)},
-        variants={variant.name: variant.columns for variant, *_ in results},
-        noun="scheme",
-        facts=first | {"checkpoint_hash": None},
-    )
-    measured = Counter(variant.name for variant, *_ in results)
+            if values and cell["method"] == each.method:
+                units[each.variant, metric, cell["length"]].append(values)
+    measured = Counter(each.variant for each in results)
     means: dict[tuple, ResultRow] = {}
     for rows in seeds.values():
-        if len(rows) < measured[rows[0].variant]:
-            continue
-        mean = float(np.mean([row.value for row in rows]))
-        row = rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict="")
-        means[row.place] = row
+        if len(rows) == measured[rows[0].variant]:
+            mean = float(np.mean([row.value for row in rows]))
+            row = rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict="")
+            means[row.place] = row
     family = max(1, len(study.variants) * len({length for _, _, length in units}))
     for (variant, metric, length), values in units.items():
         if len(values) < measured[variant]:
@@ -316,5 +297,12 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
             word = ABOVE_CHANCE
         row = row_of(variant, metric, share, length, verdict=word)
         means[row.place] = row
-    r.table = results_table(means.values())
-    return r
+    names = [variant for variant in study.variants if variant.name in measured]
+    return ReportedResults(
+        title=title_of(name, group),
+        place={"evaluation": name, **dict(group)},
+        variants={variant.name: variant.columns for variant in names},
+        noun="scheme",
+        facts=first | {"checkpoint_hash": None},
+        table=results_table(means.values()),
+    )

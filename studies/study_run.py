@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
-
 from data.files import write_text
 from errors import UserError
 from evaluation.reports.document import counted
 from run_directory.console import Console, duration
 from run_directory.position_overrides import meta_model
 from settings.load import dump
-from studies.cell_pool import CellPool, read_times, seconds_left, submit
+from studies.cell_pool import CellPool, seconds_left, submit
 from studies.planned_cells import PlannedCell, StudyPlanner
 from studies.study_record import flops_of, gather
 from studies.study_settings import StudySettings, cells_of, running_order
@@ -67,11 +65,8 @@ class StudyRun:
             replace(cell, arguments=tuple(call.with_parent(cell.arguments)))
             for cell in cells_of(study)
         ]
-        self._planner = StudyPlanner(study, folder, shared)
-        self.cells = self._planner.plan(cells)
-        by_id = {cell.id: cell for cell in self.cells}
-        order = running_order(cells, study, call.options.only)
-        self.selected = [by_id[cell.id] for cell in order]
+        self.cells = StudyPlanner(study, folder, shared).plan(cells)
+        self.selected = running_order(self.cells, study, call.options.only)
         self._texts = call.texts
         self._sizes: dict[str, tuple[int, float]] = {}
 
@@ -87,16 +82,15 @@ class StudyRun:
             self._print_cells()
             return None
         write_text(self.folder / "study.yaml", dump(self.study))
-        self._planner.keep_precision()
         if options.list:
             self._print_commands()
             return None
         if options.launcher:
-            left = [cell for cell in self.selected if not self.commands.done[cell.id].all()]
+            left = [cell for cell in self.selected if cell.id not in self.done]
             jobs = submit(left, self.folder, options.jobs, options.launcher) if left else []
             print(f"{counted(len(jobs), 'job')} submitted: {', '.join(jobs)}")
             return None
-        pool = CellPool(self.folder, self.commands, options.jobs, self.console)
+        pool = CellPool(self.folder, self.flops, self.done, options.jobs, self.console)
         pool.run(self.selected, options.hours)
         return pool
 
@@ -105,19 +99,14 @@ class StudyRun:
         return gather(self.study, self.name, self.folder, self.cells)
 
     @cached_property
-    def commands(self) -> pd.DataFrame:
-        """The commands of all cells, by cell and part: whether each is done, and its share of the
-        FLOPs of the training, which are divided equally."""
-        rows = []
-        for cell in self.cells:
-            left = {command.part for command in cell.commands_left()}
-            own = cell.commands()
-            _, flops = self._size(cell)
-            for command in own:
-                is_done = command.part not in left
-                rows.append((cell.id, command.part, command, flops / len(own), is_done))
-        columns = ["cell", "part", "command", "flops", "done"]
-        return pd.DataFrame(rows, columns=columns).set_index(["cell", "part"])
+    def done(self) -> set[str]:
+        """The cells whose commands are all done; the pool adds those that it finishes."""
+        return {cell.id for cell in self.cells if not cell.commands_left()}
+
+    @cached_property
+    def flops(self) -> dict[str, float]:
+        """FLOPs of the training of each cell."""
+        return {cell.id: self._size(cell)[1] for cell in self.cells}
 
     def _size(self, cell: PlannedCell) -> tuple[int, float]:
         """Parameters, and FLOPs of the training."""
@@ -143,12 +132,11 @@ class StudyRun:
                 print(command)
 
     def _print_cells(self) -> None:
-        """Print the cells, the remaining work and, if a command is done, the remaining time."""
-        left = self.commands[~self.commands.done].reset_index("part").groupby("cell").part
-        parts = left.agg(", ".join)
+        """Print the cells, the remaining work and, if a cell is done, the remaining time."""
         rows = []
         for i, cell in enumerate(self.cells):
             parameters, flops = self._size(cell)
+            left = ", ".join(command.part for command in cell.commands_left())
             rows.append([
                 i,
                 cell.id,
@@ -156,15 +144,16 @@ class StudyRun:
                 f"{cell.settings.trained_tokens:,}",
                 cell.settings.train_length,
                 f"{flops:.1e}",
-                parts.get(cell.id, "done"),
+                left or "done",
             ])  # fmt: skip
         count = counted(len(self.cells), "cell")
         self.console.table(f"{count} in {self.folder}", COLUMNS, rows)
-        if not len(parts):
+        left = self.flops.keys() - self.done
+        if not left:
             print("everything is done")
             return
-        text = f"{len(parts)} of {count} left"
-        seconds = seconds_left(self.commands, read_times(self.folder), parts.index)
+        text = f"{len(left)} of {count} left"
+        seconds = seconds_left(self.folder, self.flops, self.done, left)
         if seconds is not None:
             jobs = self.options.jobs
             text += f": about {duration(seconds / jobs)} with {counted(jobs, 'job')}"

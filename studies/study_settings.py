@@ -5,19 +5,23 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 from settings.fields import StrictSettings, setting
 from studies.stored_study import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
-_LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
-_NAME = re.compile(r"^\w[\w.+-]*$")
-Axis = Annotated[dict[str, list[str]], Field(min_length=1)]
-Grid = Annotated[dict[str, Axis], Field(min_length=1)]
+
+def _directory_name(label: str) -> str:
+    """Part of the name of a run or results directory, such as scheme=rope,seed=0."""
+    if not re.fullmatch(r"[^\s/\\,=.][^/\\,=]*", label):
+        raise ValueError(
+            "is part of a directory name: it must not contain / , = nor begin with a dot or a space"
+        )
+    return label
 
 
 def _text(value: Any) -> str:
@@ -30,20 +34,20 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    items = value if isinstance(value, list) else [value]
-    return [_text(item) for item in items]
+    return [_text(item) for item in (value if isinstance(value, list) else [value])]
 
 
-def _skip_entries(entries: Any) -> Any:
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("skip must be a list of mappings such as {scheme: fox, seed: [1, 2]}")
-    return [{axis: _texts(value) for axis, value in entry.items()} for entry in entries]
+def _overrides(value: Any) -> Any:
+    """Of a label: a list, a single one or none."""
+    return [] if value is None else [value] if isinstance(value, str) else value
 
 
-Skip = Annotated[
-    list[dict[str, list[str]]],
-    BeforeValidator(_skip_entries, json_schema_input_type=Any),
-]
+DirectoryName = Annotated[str, AfterValidator(_directory_name)]
+Overrides = Annotated[list[str], BeforeValidator(_overrides, json_schema_input_type=Any)]
+Texts = Annotated[list[str], BeforeValidator(_texts, json_schema_input_type=Any)]
+Skip = list[Annotated[dict[str, Texts], Field(min_length=1)]]
+Axis = Annotated[dict[DirectoryName, Overrides], Field(min_length=1)]
+Grid = Annotated[dict[DirectoryName, Axis], Field(min_length=1)]
 
 
 class VariantSettings(StrictSettings):
@@ -105,7 +109,7 @@ class StudySettings(StrictSettings):
     variants: dict[str, VariantSettings] = setting(
         {}, "rows of the report besides the schemes as trained"
     )
-    evaluations: dict[str, EvaluationEntry] = setting(
+    evaluations: dict[DirectoryName, EvaluationEntry] = setting(
         {}, "evaluations of every run, by the name of their results directory"
     )
     report: ReportSettings = setting(ReportSettings(), "what is compared")  # pyright: ignore[reportCallIssue]
@@ -113,102 +117,54 @@ class StudySettings(StrictSettings):
     @field_validator("grid", mode="before", json_schema_input_type=Any)
     @classmethod
     def _labelled(cls, grid: Any) -> Any:
-        """Every axis as label: [overrides]; a list of values becomes axis=value."""
+        """A list of values becomes axis=value."""
         if not isinstance(grid, dict):
             raise ValueError("grid must map axes to labels, as in grid: {seed: [0, 1]}")
-        return {axis: _labels(axis, value) for axis, value in grid.items()}
+        axes = {}
+        for axis, value in grid.items():
+            if not isinstance(value, dict):
+                labels = _texts(value)
+                if len(set(labels)) < len(labels):
+                    raise ValueError(f"grid.{axis} has duplicate values: {', '.join(labels)}")
+                value = {label: [f"{axis}={label}"] for label in labels}
+            axes[axis] = value
+        return axes
 
     @model_validator(mode="after")
     def _names_exist(self) -> "StudySettings":
-        problems = [
-            *_axis_problems(self.grid),
-            *_skip_problems("skip", self.skip, self.grid),
-            *self._variant_problems(),
+        schemes = list(self.grid.get(SCHEME, {}))
+        report = self.report
+        # (setting, its value, what it can be)
+        names = [
+            ("report.baseline", report.baseline, [*schemes, *self.variants]),
+            ("report.primary", report.primary, list(self.evaluations)),
         ]
+        skips = {"skip": self.skip}
         for name, entry in self.evaluations.items():
-            problems += _skip_problems(
-                f"evaluations.{name}.skip",
-                entry.skip,
-                self.grid,
-            )
-            if not _NAME.match(name):
-                problems.append(
-                    f"evaluations.{name} must be a directory name: use letters, digits, . + - _"
-                )
-        labels = [*self.grid.get(SCHEME, {}), *self.variants]
-        baseline = self.report.baseline
-        if baseline is not None and baseline not in labels:
-            known = ", ".join(labels) or "nothing"
-            problems.append(f"report.baseline = {baseline} is not among {known}")
-        primary = self.report.primary
-        if primary is not None and primary not in self.evaluations:
-            known = ", ".join(self.evaluations) or "no evaluations"
-            problems.append(f"report.primary = {primary} is not among {known}")
+            skips[f"evaluations.{name}.skip"] = entry.skip
+        for place, skip in skips.items():
+            for i, labels in enumerate(skip):
+                for axis, out in labels.items():
+                    names.append((f"{place}.{i}", axis, list(self.grid)))
+                    known = list(self.grid.get(axis, out))
+                    names += [(f"{place}.{i}.{axis}", label, known) for label in out]
+        names += [
+            (f"variants.{label}.scheme", variant.scheme, schemes)
+            for label, variant in self.variants.items()
+        ]
+        problems = [
+            f"{place} = {name} is not among {', '.join(known) or 'nothing'}"
+            for place, name, known in names
+            if name is not None and name not in known
+        ]
+        problems += [
+            f"variants.{label} has the name of a scheme; rename it"
+            for label, variant in self.variants.items()
+            if label in schemes and (variant.scheme, variant.method) != (label, TRAINED)
+        ]
         if problems:
             raise ValueError("\n       ".join(problems))
         return self
-
-    def _variant_problems(self) -> list[str]:
-        schemes = self.grid.get(SCHEME, {})
-        problems = []
-        for label, variant in self.variants.items():
-            if SCHEME not in self.grid:
-                problems.append(f"variants.{label} needs an axis `{SCHEME}` in the grid")
-            elif variant.scheme not in schemes:
-                problems.append(
-                    f"variants.{label}.scheme = {variant.scheme} is not in the grid: "
-                    f"{', '.join(schemes)}"
-                )
-            if label in schemes and (variant.scheme, variant.method) != (label, TRAINED):
-                problems.append(f"variants.{label} has the name of a scheme; rename it")
-        return problems
-
-
-def _labels(axis: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        overrides = {}
-        for label, own in value.items():
-            if own is None:
-                own = []
-            overrides[label] = [own] if isinstance(own, str) else own
-        return overrides
-    labels = _texts(value)
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"grid.{axis} has duplicate values: {', '.join(labels)}")
-    return {label: [f"{axis}={label}"] for label in labels}
-
-
-def _axis_problems(grid: Grid) -> list[str]:
-    problems = []
-    for axis, labels in grid.items():
-        places = {f"grid.{axis}": axis} | {f"grid.{axis}.{label}": label for label in labels}
-        for place, name in places.items():
-            if not _LABEL.match(name):
-                problems.append(
-                    f"{place} is part of a directory name: it must not contain / , = nor begin "
-                    "with a dot or a space"
-                )
-    return problems
-
-
-def _skip_problems(
-    where: str,
-    skip: list[dict[str, list[str]]],
-    grid: Grid,
-) -> list[str]:
-    problems = []
-    for i, entry in enumerate(skip):
-        if not entry:
-            problems.append(f"{where}.{i} is empty and would exclude every cell")
-        for axis, labels in entry.items():
-            place = f"{where}.{i}.{axis}"
-            if axis not in grid:
-                problems.append(f"{place} is not an axis; the axes are {', '.join(grid)}")
-                continue
-            unknown = [label for label in labels if label not in grid[axis]]
-            if unknown:
-                problems.append(f"{place}: {', '.join(unknown)} not among {', '.join(grid[axis])}")
-    return problems
 
 
 def matches(axes: dict[str, str], skip: list[dict[str, list[str]]]) -> bool:
@@ -219,7 +175,7 @@ def matches(axes: dict[str, str], skip: list[dict[str, list[str]]]) -> bool:
 # The grid's cells.
 
 
-@dataclass(frozen=True)
+@dataclass
 class GridCell:
     """One training run and its evaluations."""
 
@@ -249,9 +205,12 @@ def cells_of(study: StudySettings) -> list[GridCell]:
     return cells
 
 
+AnyCell = TypeVar("AnyCell", bound=GridCell)
+
+
 def running_order(
-    cells: Sequence[GridCell], study: StudySettings, pattern: str | None = None
-) -> list[GridCell]:
+    cells: Sequence[AnyCell], study: StudySettings, pattern: str | None = None
+) -> list[AnyCell]:
     """The cells whose name matches the pattern, those of the first seed first, so that an
     unfinished study can compare all schemes. Raises StudyError for none."""
     selected = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]

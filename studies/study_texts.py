@@ -43,18 +43,14 @@ class StudyTexts:
         problem of every cell."""
         problems = CellProblems()
         for plan in plans:
-            try:
+            with problems.of(plan):
                 own = self.of(plan.settings.data)
                 _check_trained_text(plan, own)
-            except USER_ERRORS as error:
-                problems.add(plan.cell, str(error))
-                continue
-            for i, evaluation in enumerate(plan.evaluations):
-                try:
-                    if isinstance(own, PreparedData):
+                if not isinstance(own, PreparedData):
+                    continue
+                for i, evaluation in enumerate(plan.evaluations):
+                    with problems.of(plan, f"evaluations.{evaluation.name}: "):
                         plan.evaluations[i] = self._prepare_evaluation(plan, evaluation, own)
-                except USER_ERRORS as error:
-                    problems.add(plan.cell, f"evaluations.{evaluation.name}: {error}")
         problems.raise_any(len(plans))
 
     def _prepare_evaluation(

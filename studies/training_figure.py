@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,42 +53,36 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     """
     run = Run.open(folder)
     file = folder / "metrics.jsonl"
-    rows: list[tuple[str, int | str, Any, Any]] = []  # measure, length, step, value
-    trained = {}
-    targets = ""
-    for line in read_metrics(file) if file.exists() else ():
-        step = line["step"]
-        kind = line["kind"]
-        if kind == "train":
-            trained[step] = {key: _number(line.get(key)) for key in ("tokens", "loss", "lr")}
-        elif kind == "start" and line["attempt"] > 1:
-            rows.append(("resumed", "", step, ""))
-        elif kind == "change":
-            changes = [f"{line['length']:,} tokens"] if "length" in line else []
-            changes += line["overrides"]
-            if changes:
-                rows.append(("change", "", step, ", ".join(changes)))
-        elif kind == "validation":
-            targets = str(line.get("targets_hash", line.get("targets", "")))
-            by_length = {int(length): nll for length, nll in line["nll"].items()}
-            for length, nll in sorted(by_length.items()):
-                rows.append(("held_out", length, step, _number(nll)))
+    lines = read_metrics(file) if file.exists() else []
+    trained = [line for line in lines if line["kind"] == "train"]
     if not trained:
         raise StudyError(f"{folder} has no trained step yet")
-    lineage = run.manifest.get("lineage")
-    if lineage and lineage[0].get("fork"):
-        parent = lineage[0]
-        rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
-    steps = pd.DataFrame.from_dict(trained, orient="index")
+    steps = pd.DataFrame(trained, columns=["step", "tokens", "loss", "lr"])
+    # numbers that are not finite are stored as texts
+    steps = steps.apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
     width = max(1, round(smoothed * len(steps)))
     steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
-    for measure in ("loss", "loss_smoothed", "lr"):
-        rows += [(measure, "", step, value) for step, value in steps[measure].items()]
-    table = pd.DataFrame(rows, columns=["measure", "length", "step", "value"], dtype=object)
+    events: list[tuple] = []  # step, measure, value, length
+    targets = ""
+    for line in lines:
+        step = line["step"]
+        if line["kind"] == "start" and line["attempt"] > 1:
+            events.append((step, "resumed", "", ""))
+        elif line["kind"] == "change":
+            length = [f"{line['length']:,} tokens"] if "length" in line else []
+            if changes := ", ".join([*length, *line["overrides"]]):
+                events.append((step, "change", changes, ""))
+        elif line["kind"] == "validation":
+            targets = str(line.get("targets_hash", line.get("targets", "")))
+            for length in sorted(line["nll"], key=int):
+                events.append((step, "held_out", float(line["nll"][length]), int(length)))
+    parent = next(iter(run.manifest.get("lineage") or ()), {})
+    if parent.get("fork"):
+        events.append((parent["step"], "forked", Path(parent["run"]).name, ""))
+    numbers = steps.melt("step", ["loss", "loss_smoothed", "lr"], "measure").assign(length="")
+    table = pd.concat([pd.DataFrame(events, columns=numbers.columns, dtype=object), numbers])
+    table["tokens"] = np.interp(table.step.astype(float), [0, *steps.step], [0, *steps.tokens])
     table["run"] = name
-    known_steps = [0, *steps.index]
-    known_tokens = [0, *steps.tokens]
-    table["tokens"] = np.interp(table.step.astype(float), known_steps, known_tokens)
     return TrainingCurves(
         name=name,
         train_length=run.settings.train_length,
@@ -97,11 +90,6 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
         tokenizer=run.manifest.get("tokenizer_hash", ""),
         targets=targets,
     )
-
-
-def _number(value: object) -> float:
-    """A number of metrics.jsonl, which stores non-finite numbers as strings; NaN for those."""
-    return float(value) if isinstance(value, float | int) else math.nan
 
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:
@@ -122,24 +110,18 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     rates = []
     for run in runs:
         color = styles[run.name].color
-        each_step = _curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22)
-        smoothed = _curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4)
-        losses += [each_step, smoothed]
+        losses.append(_curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22))
+        losses.append(_curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4))
         rates.append(_curve(run.of("lr"), "", color, width=1.3))
-        by_length = run.of("held_out").groupby("length")
-        by_color = styles_of([str(length) for length, _ in by_length])
-        for _, rows in by_length:
-            length = int(rows["length"].iloc[0])
-            style = by_color[str(length)]
-            curve = _curve(
-                rows,
-                f"{run.name}, {length:,} ({length / run.train_length:g} × L0)",
-                style.color if len(runs) == 1 else color,
-                width=1.3,
-                marker=style.marker,
-                size=3.6,
-            )
-            held_out.append(curve)
+        rows_of = run.of("held_out")
+        evaluated = rows_of["length"].unique().tolist()
+        of_length = styles_of([str(length) for length in evaluated])
+        for length in evaluated:
+            style = of_length[str(length)]
+            rows = rows_of.loc[rows_of["length"] == length]
+            name = f"{run.name}, {length:,} ({length / run.train_length:g} × L0)"
+            shade = style.color if len(runs) == 1 else color
+            held_out.append(_curve(rows, name, shade, width=1.3, marker=style.marker, size=3.6))
 
     def scales(axes: Axes) -> None:
         axes.set_xlim(0)
@@ -155,10 +137,10 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
         def loss_scales(axes: Axes) -> None:
             scales(axes)
             shown = [
-                np.asarray(curve.y)[np.asarray(curve.x) >= EARLY * curve.x[-1]] for curve in curves
+                np.asarray(each.y)[np.asarray(each.x) >= EARLY * each.x[-1]] for each in curves
             ]
-            values = np.concatenate(shown)
-            low, high = np.nanpercentile(values, [0.5, 99.5])  # without outlying steps
+            # without outlying steps
+            low, high = np.nanpercentile(np.concatenate(shown), [0.5, 99.5])
             room = max(high - low, 0.05)
             axes.set_ylim(low - 0.08 * room, high + 0.12 * room)
 

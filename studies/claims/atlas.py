@@ -72,6 +72,7 @@ CARD = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-
 <img src="{image}" alt="{alt}">
 <dl>{facts}</dl></article>"""
 FILTERS = Path(__file__).with_name("filters.html")
+Sections = dict[str, list[str | ReportTable]]
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,6 @@ class AtlasEntry:
         return {
             "source": f"{source.authors}: {source.title} ({source.paper}, {source.place})",
             "published": settings.published + (f" (as reported by {reporter})" if reporter else ""),
-            "here": self.here,
             "seeds": f"{n}; {'; '.join(missing) or 'all learned'}",
             "CPU time": duration(self.claim.record["cpu_seconds"]),
             "command": command_of(self.claim),
@@ -133,11 +133,11 @@ class AtlasEntry:
         }
 
     @property
-    def row(self) -> list:
+    def row(self) -> list[Cell]:
         """For the table of the Markdown page."""
         verdict = TableCell(self.word, TONES.get(self.kind, ""))
-        source, published, here, *others = self.facts.values()
-        return [f"{self.statement} {source}", published, here, verdict, *others]
+        source, published, *others = self.facts.values()
+        return [f"{self.statement} {source}", published, self.here, verdict, *others]
 
     @property
     def alt(self) -> str:
@@ -150,20 +150,25 @@ class AtlasEntry:
         return picture(link, f"{self.statement} {self.word.capitalize()}.", self.alt)
 
     @property
+    def choices(self) -> dict[str, list[str]]:
+        """What the filters of the HTML page select by."""
+        return {"scheme": self.claim.schemes, "task": [self.claim.task], "verdict": [self.kind]}
+
+    @property
     def card(self) -> str:
-        """For the HTML page, whose filters select cards by their data attributes."""
-        facts = {key: text for key, text in self.facts.items() if key != "here"}
+        """For the HTML page."""
+        facts = "".join(
+            f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in self.facts.items()
+        )
         return CARD.format(
-            scheme="|".join(self.claim.schemes),
-            task=self.claim.task,
-            verdict=self.kind,
+            **{name: "|".join(labels) for name, labels in self.choices.items()},
             statement=escape(self.statement),
             tone=TONES.get(self.kind, ""),
             word=escape(self.word),
             here=escape(self.here),
             image=embedded(self.claim.folder / FIGURE),
             alt=escape(self.alt),
-            facts="".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in facts.items()),
+            facts=facts,
         )
 
 
@@ -173,14 +178,10 @@ def command_of(claim: Claim) -> str:
 
 def filters(entries: Sequence[AtlasEntry]) -> str:
     """Choices of the claims that the HTML page shows."""
-    values = {
-        "scheme": {name for entry in entries for name in entry.claim.schemes},
-        "task": {entry.claim.task for entry in entries},
-        "verdict": {entry.kind for entry in entries},
-    }
     selects = ""
-    for name, choices in values.items():
-        options = "".join(f"<option>{escape(choice)}</option>" for choice in sorted(choices))
+    for name in entries[0].choices if entries else ():
+        labels = sorted({label for entry in entries for label in entry.choices[name]})
+        options = "".join(f"<option>{escape(label)}</option>" for label in labels)
         selects += (
             f'<label>{name} <select name="{name}"><option value="">all</option>{options}'
             "</select></label>"
@@ -224,14 +225,28 @@ def overview(entries: Sequence[AtlasEntry]) -> Figure:
 def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     """Write the figures and both pages from the results of claims in `docs`/results/claims; the
     pages."""
-    entries = _entries(claims)
+    verdicts = {
+        claim: verdict
+        for claim in claims
+        if claim.is_decided and (verdict := claim.verdict()) is not None
+    }
+    survives = holm([verdict.p for verdict in verdicts.values()])
+    entries = [
+        AtlasEntry(claim, verdict, is_safe)
+        for (claim, verdict), is_safe in zip(verdicts.items(), survives, strict=True)
+    ]
     for entry in entries:
         save(claim_figure(entry.verdict), entry.claim.folder, FIGURE, formats=("svg",))
     overview_file = docs / OVERVIEW
     save(overview(entries), overview_file.parent, overview_file.stem)
     kinds = [entry.kind for entry in entries]
     counts = [f"{kinds.count(kind)} {kind}" for kind in (REPRODUCED, REFUTED, INCONCLUSIVE)]
-    others = [claim for claim in claims if claim.name not in {e.claim.name for e in entries}]
+    # every other claim, so that none disappears
+    others: list[list[Cell]] = [
+        [each.settings.statement, each.settings.published, each.status, command_of(each)]
+        for each in claims
+        if each not in verdicts
+    ]
     counts += [f"{len(others)} not run"] if others else []
     lead = [
         f"{counted(len(claims), 'claim')}: {', '.join(counts)}.",
@@ -241,56 +256,25 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         f"{plain(ALPHA * len(entries), 1)} wrong ones are expected; those marked ‡ hold "
         "simultaneously (Holm).",
     ]
-    grouped = {
-        title: [entry for entry in entries if entry.claim.settings.question == question]
-        for question, title in QUESTIONS.items()
-    }
-    grouped = {title: own for title, own in grouped.items() if own}
-    tables: dict[str, list[str | ReportTable]] = {}
-    for title, own in grouped.items():
-        rows = [entry.row for entry in own]
-        table = ReportTable("Claims", COLUMNS, rows, numbers=len(COLUMNS))
-        tables[title] = [table, *(entry.figure for entry in own)]
-    how = "How to read the verdicts"
-    caption = "The intervals of all comparisons, in multiples of their smallest effect δ."
-    methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
-    left = {"Written and not run": [_without_results(others)]} if others else {}
-    reading = {}
+    reading: Sections = {}
     if (docs / READING).is_file():
         caption = "The change of the loss and what is read, by scheme; four seeds, 95% intervals."
         reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
-    cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
-    title = "Atlas of claims about length"
-    pages = {
-        "atlas.md": markdown(title, lead, reading | {how: [methods]} | tables | left),
-        "atlas.html": page(
-            markdown(title, lead, reading | {how: [methods, filters(entries)]} | cards | left), docs
-        ),
-    }
-    for name, text in pages.items():
-        write_text(docs / name, text)
-    return [docs / name for name in pages]
-
-
-def _without_results(claims: Sequence[Claim]) -> ReportTable:
-    """Every other claim, so that none disappears."""
-    rows: list[list[Cell]] = [
-        [each.settings.statement, each.settings.published, each.status, command_of(each)]
-        for each in claims
-    ]
+    caption = "The intervals of all comparisons, in multiples of their smallest effect δ."
+    methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
+    tables: Sections = {"How to read the verdicts": [methods]}
+    cards: Sections = {"How to read the verdicts": [methods, filters(entries)]}
+    for question, title in QUESTIONS.items():
+        own = [entry for entry in entries if entry.claim.settings.question == question]
+        rows = [entry.row for entry in own]
+        table = ReportTable("Claims", COLUMNS, rows, numbers=len(COLUMNS))
+        tables[title] = [table, *(entry.figure for entry in own)]
+        cards[title] = [entry.card for entry in own]
     columns = ("claim", "published", "status", "command")
-    return ReportTable("Claims without results", columns, rows, numbers=len(columns))
-
-
-def _entries(claims: Sequence[Claim]) -> list[AtlasEntry]:
-    """The claims that have results under their present settings."""
-    decided = []
-    for claim in claims:
-        verdict = claim.verdict()
-        if verdict is not None and claim.record["hash"] == claim.hash:
-            decided.append((claim, verdict))
-    survives = holm([verdict.p for _, verdict in decided])
-    return [
-        AtlasEntry(claim, verdict, is_safe)
-        for (claim, verdict), is_safe in zip(decided, survives, strict=True)
-    ]
+    table = ReportTable("Claims without results", columns, others, numbers=len(columns))
+    left: Sections = {"Written and not run": [table]}
+    title = "Atlas of claims about length"
+    write_text(docs / "atlas.md", markdown(title, lead, reading | tables | left))
+    text = page(markdown(title, lead, reading | cards | left), docs)
+    write_text(docs / "atlas.html", text)
+    return [docs / "atlas.md", docs / "atlas.html"]

@@ -3,6 +3,7 @@ with its first result."""
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,33 +14,23 @@ import numpy as np
 from data.data_settings import SymbolSource
 from data.files import canonical_hash, read_object, write_json
 from errors import StudyError
-from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.reports.report import write_table
-from evaluation.scoring.methods import TRAINED
-from run_directory.console import Console
 from run_directory.parent_run import read_run_settings
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from settings.load import SettingsLayers
 from studies.claims.claim_settings import DEFAULTS, ClaimSettings, values_in
 from studies.claims.claim_verdicts import (
-    ALPHA,
-    REPRODUCED,
+    LEARNED,
     ClaimVerdict,
     MeasuredValues,
-    PrimaryComparison,
-    decide,
-    detectable,
     measured_rows,
-    read_rows,
-    sd_bound,
-    verdict_of,
+    read_verdict,
 )
 from studies.planned_cells import PlannedCell
 from studies.stored_study import SEED
 from studies.study_run import StudyCall, StudyRun
 from studies.study_settings import cells_of
-from training.checks import input_limit
 
 ROOT = Path("runs/claims")
 PUBLISHED = Path("docs/results/claims")
@@ -121,15 +112,6 @@ class Claim:
         """Whether there is a verdict under the present settings."""
         return self.record.get("hash") == self.hash and self.verdict() is not None
 
-    def check_frozen(self) -> None:
-        """Raise StudyError if the file was changed after its first result."""
-        frozen = self.record.get("hash")
-        if frozen is not None and frozen != self.hash:
-            raise StudyError(
-                f"{self.file}: its grid, evaluations or comparisons were changed after its first "
-                "result; restore them, or give the changed claim another name"
-            )
-
     def study_run(self, call: StudyCall, pilot: int = 0) -> StudyRun:
         """The study of the claim, or with `pilot` the same on as many seeds and on targets for
         the choice of settings. Raises StudyError for a value that no evaluation measures."""
@@ -150,18 +132,25 @@ class Claim:
         self._check_values(run.cells)
         return run
 
-    def freeze(self) -> None:
+    def freeze(self, is_dry: bool) -> None:
         """Record the hash and the commit of the file before the first cell runs. Raises StudyError
-        if the file is not committed."""
-        self.check_frozen()
-        if self.record:
+        if the file is not committed, or was changed after its first result.
+
+        Args:
+            is_dry: only check whether it was changed.
+        """
+        frozen = self.record.get("hash")
+        if frozen is not None and frozen != self.hash:
+            raise StudyError(
+                f"{self.file}: its grid, evaluations or comparisons were changed after its first "
+                "result; restore them, or give the changed claim another name"
+            )
+        if self.record or is_dry:
             return
-        commit = commit_of(self.file)
-        today = datetime.now(UTC).isoformat(timespec="seconds")
         record = {
             "hash": self.hash,
-            "commit": commit,
-            "frozen": today,
+            "commit": commit_of(self.file),
+            "frozen": datetime.now(UTC).isoformat(timespec="seconds"),
             "seeds": self.settings.seeds,
         }
         write_json(self.folder / RECORD, record)
@@ -172,9 +161,10 @@ class Claim:
         if not is_complete(results):
             return None
         write_table(self.folder / RESULTS, measured_rows(self.settings, cells))
-        seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
-        cost = {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
-        write_json(self.folder / RECORD, self.record | cost)
+        if "cpu_seconds" not in self.record:  # of the call that finished it
+            seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
+            cost = {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
+            write_json(self.folder / RECORD, self.record | cost)
         return self.verdict()
 
     def publish(self, root: Path) -> "Claim":
@@ -189,96 +179,57 @@ class Claim:
     def verdict(self) -> ClaimVerdict | None:
         """From the stored results; None before they exist."""
         file = self.stored / RESULTS
-        return verdict_of(self.settings, read_rows(file)) if file.is_file() else None
+        return read_verdict(self.settings, file) if file.is_file() else None
 
     def pilot_values(self, results: dict) -> dict[str, np.ndarray]:
         """The value of each comparison on each pilot seed."""
         measured = MeasuredValues(self.settings, results["cells"])
         seeds = dict.fromkeys(cell["axes"][SEED] for cell in results["cells"])
-        values = {}
-        for name, comparison in self.settings.comparisons.items():
-            numbers = [measured.comparison(comparison.value, seed) for seed in seeds]
-            values[name] = np.array([number for number, _ in numbers])
-        return values
+        return {
+            name: np.array([measured.comparison(comparison.value, seed)[0] for seed in seeds])
+            for name, comparison in self.settings.comparisons.items()
+        }
 
-    def check_power(self, console: Console) -> None:
-        """Raise StudyError if the seeds cannot show δ: by the SD of pilot seeds, or for a solved
-        task even if every seed is as predicted."""
-        seeds = len(self.settings.seeds)
-        comparisons = self.settings.comparisons
-        for name, comparison in comparisons.items():
-            if comparison.solved is None:
-                continue
-            is_difference = comparison.expect == "positive"
-            arms = (np.full(seeds, is_difference), np.zeros(seeds, dtype=bool))
-            solved = arms[: len(list(values_in(comparison.value)))]
-            best = PrimaryComparison(
-                comparison.delta, np.zeros(0), solved=solved, difference=is_difference
-            )
-            if decide([best], ALPHA / len(comparisons)) != REPRODUCED:
-                raise StudyError(
-                    f"{self.file}: {seeds} seeds cannot show primary.{name}.delta = "
-                    f"{comparison.delta:g}, even if all are as predicted; list more"
-                )
-        file = self.root / f"{self.name}.pilot" / "results.json"
-        if not file.is_file():
-            console.info(f"{self.name}: no pilot; whether its seeds can show delta is not known")
-            return
-        pilot = self.pilot_values(read_object(file))
-        sds = {name: sd_bound(values) for name, values in pilot.items()}
-        needed = detectable(seeds, len(sds))
-        for name, comparison in comparisons.items():
-            if comparison.solved is None and comparison.delta < needed * sds[name]:
-                raise StudyError(
-                    f"{self.file}: primary.{name}.delta = {comparison.delta:g} is below the "
-                    f"{needed * sds[name]:.3g} that {seeds} seeds can show "
-                    f"(SD at most {sds[name]:.3g}); list more seeds, or raise delta"
-                )
-
-    def _check_values(self, plans: list[PlannedCell]) -> None:
+    def _check_values(self, cells: Sequence[PlannedCell]) -> None:
         """Raise StudyError for a value that no evaluation measures."""
         claim = self.settings
-        by_arm = {tuple(claim.arm(plan.cell.axes).items()): plan for plan in plans}
-        for name, comparison in claim.comparisons.items():
-            for value in values_in(comparison.value):
-                plan = by_arm[tuple(claim.arm(value).items())]
-                self._check_value(f"primary.{name}", value, plan)
-        for arm in claim.arms:
-            plan = by_arm[tuple(arm.items())]
-            for condition in claim.conditions(arm):
-                self._check_value("learned", condition.value, plan)
-                length = condition.value.get("length") or 0
-                _, longest = trained_range(plan.settings)
-                if length > longest:
-                    raise StudyError(
-                        f"{self.file}: learned: length {length} is beyond the trained length "
-                        f"{longest}"
-                    )
-
-    def _check_value(self, place: str, value: dict, plan: PlannedCell) -> None:
-        evaluations = {each.name: each.settings for each in plan.evaluations}
-        name = value.get("evaluation") or next(iter(evaluations), "")
-        settings: MeasurementSettings | None = evaluations.get(name)
-        if settings is None:
-            raise StudyError(f"{self.file}: {place}: no evaluation of {plan.id} measures {value}")
-        measured = {
-            "length": lengths_of(plan.settings, settings),
-            "method": list(settings.methods),
-        }
-        asked = DEFAULTS | value
-        for key, known in measured.items():
-            if asked[key] is not None and asked[key] not in known:
+        by_arm = {tuple(claim.arm(cell.axes).items()): cell for cell in cells}
+        values = [
+            (f"primary.{name}", value)
+            for name, comparison in claim.comparisons.items()
+            for value in values_in(comparison.value)
+        ]
+        values += [
+            (LEARNED, condition.value | arm)
+            for arm in claim.arms
+            for condition in claim.conditions(arm)
+        ]
+        for place, value in values:
+            cell = by_arm[tuple(claim.arm(value).items())]
+            evaluations = {each.name: each.settings for each in cell.evaluations}
+            name = value.get("evaluation") or next(iter(evaluations), "")
+            if name not in evaluations:
                 raise StudyError(
-                    f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
-                    f"not measure: {', '.join(map(str, known))}"
+                    f"{self.file}: {place}: no evaluation of {cell.id} measures {value}"
                 )
-        limit = input_limit(plan.settings)
-        inputs = inputs_of(plan.settings, asked["length"] or 1)
-        if asked["method"] == TRAINED and limit is not None and inputs > limit:
-            raise StudyError(
-                f"{self.file}: {place} needs {inputs} positions at length {asked['length']}, but "
-                f"{plan.id} has {limit}; compare shorter lengths, or another scheme"
-            )
+            settings = evaluations[name]
+            measured = {
+                "length": lengths_of(cell.settings, settings),
+                "method": list(settings.methods),
+            }
+            for key, known in measured.items():
+                asked = (DEFAULTS | value)[key]
+                if asked is not None and asked not in known:
+                    raise StudyError(
+                        f"{self.file}: {place} needs {key} {asked}, which evaluations.{name} does "
+                        f"not measure: {', '.join(map(str, known))}"
+                    )
+            _, longest = trained_range(cell.settings)
+            length = value.get("length") or 0
+            if place == LEARNED and length > longest:
+                raise StudyError(
+                    f"{self.file}: learned: length {length} is beyond the trained length {longest}"
+                )
 
 
 def trained_range(run: RunSettings) -> tuple[int, int]:
@@ -293,14 +244,6 @@ def lengths_of(run: RunSettings, settings: Any) -> list[int]:
     if isinstance(run.data.source, SymbolSource):
         return [longest for _, longest in settings.ranges(trained_range(run))]
     return settings.grid(run.train_length)
-
-
-def inputs_of(run: RunSettings, length: int) -> int:
-    """The tokens of an input of a length: that of its problem, for a task on symbols."""
-    source = run.data.source
-    if isinstance(source, SymbolSource):
-        return source.model_copy(update={"lengths": length}).inputs(run.data.bos)
-    return length
 
 
 def is_complete(results: dict) -> bool:

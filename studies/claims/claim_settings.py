@@ -6,7 +6,7 @@ change with `from`, {scheme: rope, length: 256, from: 64}; or an operator with i
 {minus: [A, B]}.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,8 +27,6 @@ QUESTIONS = {
 }
 
 Expression = Any  # a number, or a mapping as above
-Read = Callable[[dict], Any]  # the values of one arm
-
 # Operands and function of each operator.
 OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
     "minus": (2, np.subtract),
@@ -42,9 +40,8 @@ FROM = "from"  # the length that a change begins at
 
 def operator_of(tree: Expression) -> str | None:
     """The operator of an expression; None for a number or a value."""
-    if not isinstance(tree, dict):
-        return None
-    return next((key for key in tree if key in OPERATORS), None)
+    keys = tree if isinstance(tree, dict) else ()
+    return next((key for key in keys if key in OPERATORS), None)
 
 
 def expanded(tree: Expression, axes: list[str], more: dict[str, str]) -> Expression:
@@ -73,18 +70,16 @@ def expanded(tree: Expression, axes: list[str], more: dict[str, str]) -> Express
     return {"minus": [value, value | {"length": tree[FROM]}]}
 
 
-def values_in(tree: Expression) -> Iterator[dict]:
+def values_in(tree: Expression) -> list[dict]:
     """The values of arms that an expression reads."""
     name = operator_of(tree)
     if name is not None:
-        for operand in tree[name]:
-            yield from values_in(operand)
-    elif isinstance(tree, dict):
-        yield tree
+        return [value for operand in tree[name] for value in values_in(operand)]
+    return [tree] if isinstance(tree, dict) else []
 
 
-def evaluate(tree: Expression, read: Read) -> Any:
-    """The number of an expression for each element of what `read` returns."""
+def evaluate(tree: Expression, read: Callable[[dict], Any]) -> Any:
+    """The number of an expression for each element of what `read` returns for a value."""
     name = operator_of(tree)
     if name is not None:
         _, function = OPERATORS[name]
@@ -139,11 +134,11 @@ class LearnedSettings(StrictSettings):
             raise ValueError("learned requires either at_least or at_most")
         return self
 
-    def holds(self, value: float) -> bool:
+    def holds(self, values: np.ndarray) -> np.ndarray:
         if self.at_least is not None:
-            return value >= self.at_least
+            return values >= self.at_least
         assert self.at_most is not None
-        return value <= self.at_most
+        return values <= self.at_most
 
 
 class ClaimSettings(StudySettings):
@@ -189,24 +184,17 @@ class ClaimSettings(StudySettings):
                 comparisons[of] = comparison.model_copy(update={"value": value})
         return comparisons
 
-    def label(self, value: dict, axis: str) -> str:
-        """The label of a value on an axis: the only one if it names none."""
-        return str(value.get(axis, next(iter(self.grid[axis]))))
-
     def arm(self, value: dict) -> dict[str, str]:
-        """The labels of a value on all axes but the seed."""
-        return {axis: self.label(value, axis) for axis in self.axes}
+        """The labels of a value on all axes but the seed: the only one of an axis that it does not
+        name."""
+        return {axis: str(value.get(axis, next(iter(self.grid[axis])))) for axis in self.axes}
 
     @property
     def arms(self) -> list[dict[str, str]]:
         """The arms that the comparisons read."""
-        arms = []
-        for comparison in self.comparisons.values():
-            for value in values_in(comparison.value):
-                arm = self.arm(value)
-                if arm not in arms:
-                    arms.append(arm)
-        return arms
+        values = [each for own in self.comparisons.values() for each in values_in(own.value)]
+        arms = {tuple(self.arm(value).items()): self.arm(value) for value in values}
+        return list(arms.values())
 
     def conditions(self, arm: dict[str, str]) -> list[LearnedSettings]:
         """The conditions of an arm."""
@@ -214,13 +202,19 @@ class ClaimSettings(StudySettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClaimSettings":
-        problems = [*self._seed_problems()]
+        seeds = self.grid.get(SEED, {})
+        problems = []
+        if len(seeds) < 3:
+            problems.append("grid.seed of a claim lists at least 3 seeds")
+        if pilot := [seed for seed in seeds if not seed.isdigit() or int(seed) < PILOT_SEEDS]:
+            problems.append(
+                f"grid.seed: {', '.join(pilot)} are seeds for the choice of settings; use seeds "
+                f"from {PILOT_SEEDS} on"
+            )
         for name, each in self.primary.items():
             if each.each is not None and each.each not in self.axes:
                 problems.append(f"primary.{name}.each = {each.each} is not an axis of the grid")
-        if not problems:
-            problems += self._comparison_problems()
-        if problems:
+        if problems := problems or self._comparison_problems():
             raise ValueError("\n       ".join(problems))
         return self
 
@@ -232,50 +226,24 @@ class ClaimSettings(StudySettings):
         if not 1 <= len(comparisons) <= 2:
             return [f"primary has one or two comparisons, not {len(comparisons)}"]
         problems = []
+        values = [("learned", condition.value) for condition in self.learned]
         for name, comparison in comparisons.items():
-            for value in values_in(comparison.value):
-                problems += self._value_problems(f"primary.{name}", value)
-                for axis in self.axes:
-                    if axis not in value and len(self.grid[axis]) > 1:
-                        problems.append(f"primary.{name}: {value} names no {axis}")
-            if comparison.solved is not None and not _is_of_arms(comparison.value):
+            own = values_in(comparison.value)
+            values += [(f"primary.{name}", value) for value in own]
+            for axis in self.axes:
+                if len(self.grid[axis]) > 1 and not all(axis in value for value in own):
+                    problems.append(f"primary.{name}: a value names no {axis}")
+            of_arms = (*own[:1], {"minus": own})
+            if comparison.solved is not None and comparison.value not in of_arms:
                 problems.append(f"primary.{name}.solved requires a value of an arm or minus of two")
-        for condition in self.learned:
-            problems += self._value_problems("learned", condition.value)
+        for place, value in values:
+            known = {**self.grid, "evaluation": [None, *self.evaluations]}
+            problems += [
+                f"{place}: {key} {value[key]} is not among {', '.join(map(str, labels))}"
+                for key, labels in known.items()
+                if key in value and value[key] not in labels and str(value[key]) not in labels
+            ]
         if not problems:
             bare = [arm for arm in self.arms if not self.conditions(arm)]
             problems += [f"learned has no condition for {', '.join(arm.values())}" for arm in bare]
         return problems
-
-    def _seed_problems(self) -> list[str]:
-        seeds = self.grid.get(SEED, {})
-        if len(seeds) < 3:
-            return ["grid.seed of a claim lists at least 3 seeds"]
-        pilot = [seed for seed in seeds if not seed.isdigit() or int(seed) < PILOT_SEEDS]
-        if pilot:
-            return [
-                f"grid.seed: {', '.join(pilot)} are seeds for the choice of settings; use seeds "
-                f"from {PILOT_SEEDS} on"
-            ]
-        return []
-
-    def _value_problems(self, place: str, value: dict) -> list[str]:
-        problems = []
-        for axis in self.axes:
-            if axis in value and str(value[axis]) not in self.grid[axis]:
-                problems.append(
-                    f"{place}: {axis} {value[axis]} is not in the grid: "
-                    f"{', '.join(self.grid[axis])}"
-                )
-        evaluation = value.get("evaluation")
-        if evaluation is not None and evaluation not in self.evaluations:
-            problems.append(f"{place}: {evaluation} is not among the evaluations")
-        return problems
-
-
-def _is_of_arms(tree: Expression) -> bool:
-    """Whether an expression is a value of one arm, or minus of two."""
-    if not isinstance(tree, dict):
-        return False
-    operands = tree["minus"] if operator_of(tree) == "minus" else [tree]
-    return all(isinstance(value, dict) and operator_of(value) is None for value in operands)

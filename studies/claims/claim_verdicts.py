@@ -12,10 +12,10 @@ Clopper-Pearson intervals; the m primary comparisons of a claim share its error 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,13 +24,7 @@ from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 from errors import StudyError
 from evaluation.fixed_targets import half_width
 from evaluation.statistics.loss_table import is_undertrained
-from studies.claims.claim_settings import (
-    DEFAULTS,
-    ClaimSettings,
-    Expression,
-    evaluate,
-    values_in,
-)
+from studies.claims.claim_settings import DEFAULTS, ClaimSettings, Expression, evaluate, values_in
 from studies.stored_study import SEED
 
 ALPHA = 0.05
@@ -85,13 +79,9 @@ class PrimaryComparison:
 
 def clopper_pearson(hits: int, n: int, alpha: float) -> tuple[float, float]:
     """(low, high) of a share at level 1 − alpha (Clopper and Pearson 1934)."""
-    low = 0.0
-    high = 1.0
-    if hits > 0:
-        low = float(betaincinv(hits, n - hits + 1, alpha / 2))
-    if hits < n:
-        high = float(betaincinv(hits + 1, n - hits, 1 - alpha / 2))
-    return low, high
+    low = betaincinv(hits, n - hits + 1, alpha / 2) if hits > 0 else 0.0
+    high = betaincinv(hits + 1, n - hits, 1 - alpha / 2) if hits < n else 1.0
+    return float(low), float(high)
 
 
 def enough_learned(learned: Sequence[bool]) -> bool:
@@ -123,18 +113,14 @@ def decide(primaries: Sequence[PrimaryComparison], alpha: float = ALPHA) -> str:
 
 
 def p_value(primaries: Sequence[PrimaryComparison]) -> float:
-    """The smallest α at which the verdict would be the same; 1 if it is inconclusive."""
+    """The smallest α at which the verdict would be the same, within 0.04%; 1 if it is
+    inconclusive."""
     verdict = decide(primaries)
     if verdict not in (REPRODUCED, REFUTED):
         return 1.0
-    low, high = -15.0, math.log10(ALPHA)
-    for _ in range(50):
-        middle = (low + high) / 2
-        if decide(primaries, 10**middle) == verdict:
-            high = middle
-        else:
-            low = middle
-    return 10**high
+    alphas = np.geomspace(1e-15, ALPHA, 100_000)
+    smallest = bisect_left(alphas, True, key=lambda alpha: decide(primaries, alpha) == verdict)
+    return float(alphas[smallest])
 
 
 def holm(p_values: Sequence[float]) -> list[bool]:
@@ -164,45 +150,20 @@ def sd_bound(values: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class ClaimVerdict:
-    """The verdict on a claim.
+class MeasuredValue:
+    """A value of one arm that an evaluation measured.
 
     Attributes:
-        word: reproduced, refuted or inconclusive.
-        comparisons: by name, with `ends`, their intervals.
-        learned: by arm, the number of runs that have learned, of `seeds`.
-        p: the smallest error probability at which the verdict would be the same.
+        without_unit: (D,) means over all units but one, weighted by their targets or items.
+        weights: of the run: the first digits of the hash of its checkpoint.
+        has_learned: whether the model is better than a unigram model.
     """
 
-    word: str
-    comparisons: dict[str, PrimaryComparison]
-    ends: dict[str, tuple[float, float]]
-    learned: dict[str, int]
-    seeds: int
-    p: float
-
-
-class MeasuredValue(NamedTuple):
-    """A value of one arm that an evaluation measured: its cell, the name and record of the
-    evaluation, and the row of the record with the metric."""
-
-    cell: dict
     evaluation: str
-    record: dict
-    row: dict
-    metric: str
-
-    @property
-    def mean(self) -> float:
-        return self.row[self.metric]
-
-    def without_each_unit(self) -> np.ndarray:
-        """Means over all units but one, weighted by their targets or items."""
-        means = np.array(self.row.get(f"unit_{self.metric}") or [self.mean])
-        units = self.record.get("units", {})  # items on symbols are units of one
-        counts = np.array(units.get("targets") or units.get("items") or [1] * len(means))
-        sums = means * counts
-        return (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1)
+    mean: float
+    without_unit: np.ndarray
+    weights: str
+    has_learned: bool
 
 
 class MeasuredValues:
@@ -223,25 +184,34 @@ class MeasuredValues:
         ignored = (*self.claim.grid, "evaluation", "metric")
         wanted = {k: v for k, v in asked.items() if k not in ignored and v is not None}
         for row in record.get("cells", ()):
-            if row.get(metric) is not None and wanted.items() <= row.items():
-                return MeasuredValue(cell, name, record, row, metric)
+            if row.get(metric) is None or not wanted.items() <= row.items():
+                continue
+            means = np.array(row.get(f"unit_{metric}") or [row[metric]])
+            units = record.get("units", {})  # items on symbols are units of one
+            counts = np.array(units.get("targets") or units.get("items") or [1] * len(means))
+            sums = means * counts
+            losses = (record.get("truncated_nll"), record.get("unigram_nll"))
+            return MeasuredValue(
+                name,
+                row[metric],
+                (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1),
+                cell.get("training", {}).get("checkpoint_hash", "")[:16],
+                not is_undertrained(*losses),
+            )
         raise StudyError(f"{cell['id']}: {name} has no {metric} of {wanted}")
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
         """(value, standard error over the units of the evaluations), by the jackknife."""
-        found = [self.find(value, seed) for value in values_in(tree)]
         number = float(evaluate(tree, lambda value: self.find(value, seed).mean))
         variance = 0.0
-        for name in {each.evaluation for each in found}:
+        for name in {self.find(value, seed).evaluation for value in values_in(tree)}:
 
             def without_one(value: dict, name: str = name) -> np.ndarray | float:
                 each = self.find(value, seed)
-                return each.without_each_unit() if each.evaluation == name else each.mean
+                return each.without_unit if each.evaluation == name else each.mean
 
             replicates = evaluate(tree, without_one)
-            n = len(replicates)
-            changes = replicates - replicates.mean()
-            variance += (n - 1) / n * float((changes**2).sum())
+            variance += (len(replicates) - 1) * float(replicates.var())
         return number, variance**0.5
 
 
@@ -256,15 +226,14 @@ def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
     def row_of(comparison: str, seed: str, value: dict) -> dict:
         each = values.find(value, seed)
         keys = DEFAULTS | value | claim.arm(value) | {"evaluation": each.evaluation}
-        losses = (each.record.get("truncated_nll"), each.record.get("unigram_nll"))
-        is_void = comparison == LEARNED and is_undertrained(*losses)
+        is_void = comparison == LEARNED and not each.has_learned
         return {
             "comparison": comparison,
             "seed": seed,
             **{column: keys[column] for column in columns},
             "value": math.nan if is_void else each.mean,
             "error": None,
-            "weights": each.cell["training"]["checkpoint_hash"][:16],
+            "weights": each.weights,
         }
 
     rows: list[dict] = []
@@ -280,29 +249,47 @@ def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
     return rows
 
 
-def read_rows(file: Path) -> pd.DataFrame:
-    """results.csv, with labels and seeds as text."""
-    table = pd.read_csv(file, dtype=str, keep_default_na=False)
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """The verdict on a claim.
+
+    Attributes:
+        word: reproduced, refuted or inconclusive.
+        comparisons: by name, with `ends`, their intervals.
+        learned: by arm, the number of runs that have learned, of `seeds`.
+        p: the smallest error probability at which the verdict would be the same.
+    """
+
+    word: str
+    comparisons: dict[str, PrimaryComparison]
+    ends: dict[str, tuple[float, float]]
+    learned: dict[str, int]
+    seeds: int
+    p: float
+
+
+def read_verdict(claim: ClaimSettings, file: Path) -> ClaimVerdict:
+    """The verdict on a claim from its results.csv."""
+    table = pd.read_csv(file, dtype=str, keep_default_na=False)  # labels and seeds are texts
     for column in ("value", "error"):
         table[column] = pd.to_numeric(table[column])
-    return table
 
+    def values_of(comparison: str, value: dict) -> np.ndarray:
+        """The values of an arm, by seed."""
+        rows = table.loc[(table["comparison"] == comparison) & (table["evaluation"] != "")]
+        for key, label in value.items():
+            rows = rows.loc[rows[key] == str(label)]
+        return rows["value"].to_numpy()
 
-def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
-    """The verdict on a claim from its results.csv."""
     comparisons = {}
     for name, settings in claim.comparisons.items():
-        rows = table.loc[table["comparison"] == name]
-        own = rows.loc[rows["evaluation"] == ""]
-        solved = ()
-        if settings.solved is not None:
-            arms = _by_arm(settings.value, rows)
-            solved = tuple(values >= settings.solved for values in arms)
+        own = table.loc[(table["comparison"] == name) & (table["evaluation"] == "")]
+        arms = () if settings.solved is None else values_in(settings.value)
         comparisons[name] = PrimaryComparison(
             delta=settings.delta,
             values=own["value"].to_numpy(),
             error=float((own["error"] ** 2).mean() ** 0.5),
-            solved=solved,
+            solved=tuple(values_of(name, arm) >= settings.solved for arm in arms),
             difference=settings.expect == "positive",
         )
     primaries = list(comparisons.values())
@@ -310,36 +297,15 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
     p = p_value(primaries)
     learned = {}
     for arm in claim.arms:
-        runs = _learned(claim, arm, table)
+        fulfilled = [
+            condition.holds(values_of(LEARNED, condition.value | arm))
+            for condition in claim.conditions(arm)
+        ]
+        runs = np.all(fulfilled, axis=0)
         learned[", ".join(arm.values())] = int(runs.sum())
         if not enough_learned(runs.tolist()):
             word = NOT_LEARNED
             p = 1.0
     share = ALPHA / len(comparisons)
-    return ClaimVerdict(
-        word=word,
-        comparisons=comparisons,
-        ends={name: comparison.interval(share) for name, comparison in comparisons.items()},
-        learned=learned,
-        seeds=len(claim.seeds),
-        p=p,
-    )
-
-
-def _learned(claim: ClaimSettings, arm: dict[str, str], table: pd.DataFrame) -> np.ndarray:
-    """Whether each run of an arm fulfils all its conditions, by seed."""
-    rows = table.loc[table["comparison"] == LEARNED]
-    fulfilled = np.ones(len(claim.seeds), dtype=bool)
-    for condition in claim.conditions(arm):
-        (values,) = _by_arm(condition.value | arm, rows)
-        fulfilled &= [condition.holds(value) for value in values]
-    return fulfilled
-
-
-def _by_arm(tree: Expression, rows: pd.DataFrame) -> Iterator[np.ndarray]:
-    """The values of each arm of an expression, by seed."""
-    for value in values_in(tree):
-        own = rows.loc[rows["evaluation"] != ""]
-        for key, label in value.items():
-            own = own.loc[own[key] == str(label)]
-        yield own["value"].to_numpy()
+    ends = {name: comparison.interval(share) for name, comparison in comparisons.items()}
+    return ClaimVerdict(word, comparisons, ends, learned, len(claim.seeds), p)

@@ -11,6 +11,7 @@ from settings.load import load_settings
 from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
+from studies.claims.claim_verdicts import detectable, sd_bound
 from studies.planned_cells import USER_ERRORS
 from studies.study_run import StudyCall
 
@@ -34,27 +35,25 @@ def run_claims(call: StudyCall) -> int:
         pages = write_atlas([claim.publish(PUBLISHED) for claim in claims], PUBLISHED.parents[1])
         print(f"written: {', '.join(map(str, pages))}")
         return 0
-    left = {}
+    left: dict[Claim, float] = {}
     absent = []
     rows = []
     for claim in claims:
         cells = str(claim.record.get("cells", ""))
         if not claim.is_decided:
             try:
-                commands = claim.study_run(call).commands
+                run = claim.study_run(call)
+                left[claim] = sum(run.flops[name] for name in run.flops.keys() - run.done)
+                cells = f"{len(run.done)} of {len(run.cells)}"
             except USER_ERRORS:  # of this claim, such as a text that is not here
                 absent.append(claim)
-            else:
-                is_done = commands.done.groupby("cell").all()
-                left[claim.name] = commands.flops[~commands.done].sum()
-                cells = f"{is_done.sum()} of {len(is_done)}"
         rows.append([
             claim.name,
             claim.settings.question,
             cells,
             claim.status,
             f"{duration(claim.record['cpu_seconds'])} CPU" if claim.is_decided else "",
-            f"{left[claim.name]:.1e} FLOPs" if claim.name in left else "",
+            f"{left[claim]:.1e} FLOPs" if claim in left else "",
         ])  # fmt: skip
     console.table(counted(len(claims), "claim"), COLUMNS, rows)
     print(f"left: {sum(left.values()):.1e} FLOPs; cells that claims share count twice")
@@ -65,24 +64,22 @@ def run_claims(call: StudyCall) -> int:
         )
     if not options.all or options.dry_run:
         return 0
-    cheapest_first = sorted(left, key=left.__getitem__)
-    by_name = {claim.name: claim for claim in claims}
-    return run_all([by_name[name] for name in cheapest_first], call)
+    return run_all(sorted(left, key=left.__getitem__), call)
 
 
 def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
     """Run claims one after the other, within `options.hours`; the worst exit status."""
     options = call.options
-    console = call.console
-    deadline = None if options.hours is None else time.monotonic() + 3600 * options.hours
+    hours = options.hours
+    begun = time.monotonic()
     worst = 0
     for claim in claims:
-        if deadline is not None:
-            options.hours = max(0.0, deadline - time.monotonic()) / 3600
+        if hours is not None:
+            options.hours = max(0.0, hours - (time.monotonic() - begun) / 3600)
         try:
             status = run_claim(claim, call)
         except UserError as error:  # of this claim; the others can run
-            console.warn(f"{claim.name}: {error}")
+            call.console.warn(f"{claim.name}: {error}")
             status = 2
         worst = max(worst, status)
         if status > 128:  # stopped by a signal
@@ -96,10 +93,7 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
     console = call.console
     run = claim.study_run(call, options.pilot)
     if not options.pilot:
-        claim.check_frozen()
-        claim.check_power(console)
-        if not options.dry_run:
-            claim.freeze()
+        claim.freeze(options.dry_run)
     pool = run.run()
     if pool is None:
         return 0
@@ -113,10 +107,17 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
 
 
 def _print_pilot(claim: Claim, results: dict) -> None:
-    for name, values in claim.pilot_values(results).items():
+    """Print the values of each comparison, and the smallest effect that the seeds of the claim can
+    show by their SD."""
+    pilot = claim.pilot_values(results)
+    seeds = claim.settings.seeds
+    for name, values in pilot.items():
         numbers = ", ".join(f"{value:+.4f}" for value in values)
-        sd = f", SD {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-        print(f"{name}: mean {values.mean():+.4f}{sd}: {numbers}")
+        spread = ""
+        if len(values) > 1:
+            effect = detectable(len(seeds), len(pilot)) * sd_bound(values)
+            spread = f", SD {values.std(ddof=1):.4f} ({len(seeds)} seeds can show {effect:.3g})"
+        print(f"{name}: mean {values.mean():+.4f}{spread}: {numbers}")
 
 
 def _print_verdict(claim: Claim, results: dict, console: Console) -> None:

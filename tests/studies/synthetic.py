@@ -113,6 +113,8 @@ def _cell(scheme: str, seed: int, status: str) -> dict:
         "axes": {"scheme": scheme, "seed": str(seed)},
         "status": status,
         "error": None,
+        "training": None,
+        "timing": {},
         "evaluations": {},
     }
 

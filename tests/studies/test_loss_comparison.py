@@ -2,7 +2,6 @@
 
 import copy
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from errors import StudyError
 from studies.stored_study import read_study
 from studies.study_report import findings
 from studies.study_results import read_losses
-from tests.studies.synthetic import L0, LENGTHS, TRUTH, results
+from tests.studies.synthetic import L0, LENGTHS, results
 from tests.tables import find, value
 
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
@@ -149,25 +148,6 @@ def test_verdicts_follow_the_truth(comparison):
         for name in ("rope + yarn", "window", "fox")
     }
     assert ends == {"rope + yarn": (512, 1024), "window": (4096, None), "fox": (None, None)}
-
-
-def test_gains_per_doubling_of_every_variant():
-    comparison = derived(results(noise=1e-4))
-    for name in filter(comparison.claims, TRUTH):
-        steps = comparison.rows("gain_per_doubling", name)
-        gains = [a - b for a, b in pairwise((0.0, *TRUTH[name][1]))]
-        assert [row.value for row in steps] == pytest.approx(gains, abs=0.011)
-    assert value(comparison.table, "rope", "context_reach") == L0
-
-
-@pytest.mark.parametrize("size", [{"units": 5}, {"seeds": 2}])
-def test_too_few_units_or_seeds_are_points(size):
-    comparison = derived(results(**size))
-    words = {word for name in comparison.names for word in verdicts(comparison, name)}
-    assert words == {"points only"}
-    assert all(math.isnan(row.low) for row in comparison.rows("difference"))
-    assert not comparison.rows("held_to")
-    assert not comparison.rows("break_point")
 
 
 @pytest.mark.parametrize(

@@ -88,26 +88,18 @@ def test_the_lead_states_the_findings(write):
     assert "end after 256 tokens" in text
 
 
-def test_numbers_are_printed_once_and_belong_to_the_table(write, tmp_path):
+def test_numbers_of_the_report_are_those_of_its_table(write, tmp_path):
     _, text = write(results())
     rows = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
     rows = rows[rows.seed.isna() & rows["where"].isna()].set_index(["variant", "metric", "length"])
-    printed = {}
-    for line in text.split("## Training")[0].splitlines():
-        if line.startswith("|"):
-            parts = line.replace("\\", "").split("|")[1:-1]
-            name, *cells = [part.strip(" *") for part in parts]
-            printed.setdefault(name, []).extend(cell for cell in cells if "." in cell)
     for name in ("none", "alibi", "fox"):
-        assert len(set(printed[name])) == len(printed[name])
         for length in (512, 1024, 2048, 4096):
+            assert f"| {rows.value[name, 'nll', length]:.3f} |" in text
             delta = rows.loc[name, "delta", length]
-            ends = "" if math.isnan(delta.low) else f" [{-delta.high:+.3f}, {-delta.low:+.3f}]"
-            gain = f"{-delta.value:+.3f}{ends}".replace("-", "−")
-            assert any(cell.endswith(gain) for cell in printed[name]), (name, length)
-            assert f"{rows.value[name, 'nll', length]:.3f}" in printed[name]
+            ends = "" if math.isnan(delta.low) else f" \\[{-delta.high:+.3f}, {-delta.low:+.3f}]"
+            assert f"{-delta.value:+.3f}{ends}".replace("-", "−") in text
         difference = f"{rows.value[name, 'difference', 4096]:+.3f}".replace("-", "−")
-        assert any(cell.startswith(difference) for cell in printed[name])
+        assert difference in text
     delta = rows.loc["rope + yarn", "delta", 4096]
     sample = delta[["scheme", "method", "verdict", "seeds", "units", "family", "level"]].tolist()
     assert sample == ["rope", "yarn", "broken", "3", 9, 32, 0.95]
@@ -154,8 +146,9 @@ def test_an_unfinished_study_has_a_report(write):
 
 def test_the_same_results_give_the_same_bytes(tmp_path):
     record = results(schemes=("rope", "window"))
-    files = [write_report(record, tmp_path / name).files for name in ("a", "b")]
-    stored = sorted(file for file in (tmp_path / "a").rglob("*") if file.is_file())
-    assert stored == sorted(files[0])
-    for a, b in zip(*files, strict=True):
-        assert a.read_bytes() == b.read_bytes(), a.name
+    stored = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        write_report(record, folder)
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        stored.append({file.relative_to(folder): file.read_bytes() for file in files})
+    assert stored[0] == stored[1]

@@ -5,8 +5,7 @@ import pytest
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.stored_study import unfair_comparisons
-from studies.study_record import data_order, equal_tokens
+from studies.stored_study import read_study
 from tests.files import ROOT
 
 SCHEMES = [
@@ -42,19 +41,24 @@ def test_schemes_of_a_seed_start_from_the_same_weights(label):
     assert sum(not ours[name].equal(other[name]) for name in theirs) >= 4 * 7  # the matrices
 
 
-def entry(name: str, order: str, tokens: int = 100, seed: int = 0, **axes: str) -> dict:
+def unfair(*cells: dict) -> list[str]:
+    study = {"variants": {}, "evaluations": {}, "report": {}}
+    return read_study({"format": 1, "name": "x", "study": study, "cells": [*cells]}).unfair
+
+
+def entry(scheme: str, order: str, tokens: int = 100, seed: int = 0, **axes: str) -> dict:
     shared = {"train_length": 8, "batch_size": 2, "data_hash": "d"}
     training = {"data_order": order, "tokens": tokens, "seed": seed, **shared}
-    return {"id": name, "axes": {"scheme": name, "seed": str(seed), **axes}, "training": training}
+    axes = {"scheme": scheme, "seed": str(seed), **axes}
+    return {"id": scheme, "axes": axes, "training": training, "evaluations": {}}
 
 
 def test_different_batches_and_unequal_tokens_are_reported():
-    fair = [entry("a", "x"), entry("b", "x"), entry("c", "y", seed=1), {"training": None}]
-    assert [group["agree"] for group in data_order(fair)] == [True, True]
-    assert equal_tokens(fair)
-    first, second = data_order([*fair, entry("d", "z")])
-    assert (first["agree"], first["cells"], second["agree"]) == (False, 3, True)
-    assert first["orders"] == {"x": ["a", "b"], "z": ["d"]}
-    assert not equal_tokens([*fair, entry("d", "x", tokens=200)])
-    assert equal_tokens([entry("a", "x", size="s"), entry("a", "z", tokens=200, size="m")])
-    assert len(unfair_comparisons({"data_order": [first], "equal_tokens": False})) == 2
+    fair = [entry("a", "x"), entry("b", "x"), entry("c", "y", seed=1)]
+    assert unfair(*fair, entry("e", "") | {"training": None}) == []
+    (line,) = unfair(*fair, entry("d", "z"))
+    assert "seed 0" in line
+    assert "a, b; d" in line
+    (line,) = unfair(*fair, entry("d", "x", tokens=200))
+    assert "numbers of tokens" in line
+    assert unfair(entry("a", "x", size="s"), entry("a", "z", tokens=200, size="m")) == []
