@@ -12,16 +12,15 @@ from data.task_data import generated
 from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
 from evaluation.diagnostics.attention import AttentionMeasurement
-from evaluation.diagnostics.diagnostic_settings import (
-    AttentionDiagnosticSettings,
-    GenerationDiagnosticSettings,
-)
 from evaluation.diagnostics.generation import GenerationMeasurement
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import (
+    AttentionDiagnosticSettings,
     ContaminationSettings,
     EvaluationSettings,
+    GenerationDiagnosticSettings,
     MeasurementSettings,
+    TaskEvaluationSettings,
 )
 from evaluation.ranks import EvaluationRanks, joined
 from evaluation.reports.diagnostic_report import attention_report, generation_report
@@ -38,12 +37,12 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
+from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.scoring.windows import choose_targets
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
 from evaluation.tasks.task_session import TaskMeasurement
-from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump
@@ -330,15 +329,10 @@ def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
     settings = evaluation.settings
     (run,) = evaluation.runs
     stores = open_stores(settings, [run])
+    text = EvaluationText(stores.read, settings.bos, run.tokenizer.bos_id)
     make, report_of = DIAGNOSTICS[type(settings)]
-    session = make(
-        settings,
-        run.model,
-        store=stores.read,
-        tokenizer=run.tokenizer,
-        methods=evaluation.methods(run),
-        console=evaluation.console,
-    )
+    methods = evaluation.methods(run)
+    session = make(settings, run.model, text, run.tokenizer, methods, evaluation.console)
     result = evaluation.measure(session)
     if result is None:
         return None

@@ -13,7 +13,6 @@ import torch
 from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PLAIN
-from evaluation.scoring.scoring import ModelScorer, merge_ranks
 from evaluation.scoring.targets import (
     EvaluationText,
     TargetSet,
@@ -21,6 +20,7 @@ from evaluation.scoring.targets import (
     reaches,
     shorten_lengths,
 )
+from evaluation.scoring.text_loss import ModelScorer, merge_ranks
 from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
 from evaluation.tasks.task_session import score_items
 from model import Transformer

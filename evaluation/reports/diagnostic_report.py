@@ -31,10 +31,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from evaluation.diagnostics import attention_weights, generation
-from evaluation.diagnostics.attention import AttentionMeasurement
+from evaluation.diagnostics.attention import ATTENTION, AttentionMeasurement
 from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
-from evaluation.diagnostics.generation import REAL, GenerationMeasurement
+from evaluation.diagnostics.generation import REAL, TEXT, GenerationMeasurement
 from evaluation.reports.document import ReportTable, counted
 from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.loss_report import positions, tokens_seen
@@ -51,22 +50,6 @@ from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
 
-# Measures of tables and figures: heading, format.
-ATTENTION = {
-    "entropy": ("entropy, nats", ".2f"),
-    "entropy_relative": ("entropy / ln n", ".0%"),
-    "first_token": ("mass on first token", ".1%"),
-    "mass_beyond": ("mass beyond L0", ".1%"),
-    "logit_std": ("sd of logits", ".2f"),
-    "logit_max": ("largest logit", ".2f"),
-    "reach_90": ("reach of 90%, tokens", ",.0f"),
-}
-TEXT = {
-    "repeated_4": ("4-grams repeated", ".1%"),
-    "distinct_1": ("distinct tokens of a bucket", ".1%"),
-    "longest_run": ("longest repeated stretch, tokens", ".1f"),
-    "nll": ("NLL of the text, nats", ".2f"),
-}
 DIGITS = 6  # significant ones in results.json
 MEAN = "mean"
 UNIFORM = "uniform attention"
@@ -82,6 +65,10 @@ def record_of(result: DiagnosticMeasurement, **record) -> dict:
         "bos": result.settings.bos,
     }
     return clean(common | record, DIGITS)
+
+
+def meanings(measures: Columns) -> dict[str, str]:
+    return {measure: meaning for measure, (*_, meaning) in measures.items()}
 
 
 def flat_rows(record: dict) -> Iterator[ResultRow]:
@@ -115,8 +102,8 @@ def measures_figure(
     x: str = "length, tokens (log scale)",
 ) -> Figure:
     """A panel for each measure, whose `rows` these are."""
-    shares = [heading for heading, form in measures.values() if str(form).endswith("%")]
-    by_heading = {heading: rows(measure) for measure, (heading, _) in measures.items()}
+    shares = [heading for heading, form, _ in measures.values() if str(form).endswith("%")]
+    by_heading = {heading: rows(measure) for measure, (heading, *_) in measures.items()}
     return multiples(by_heading, styles, axis, text, x=x, shares=shares)
 
 
@@ -142,7 +129,7 @@ def attention_report(result: AttentionMeasurement, name: str = "attention") -> E
         queries=result.settings.targets,
         lengths=result.plan.lengths,
         layer_kinds=result.layer_kinds,
-        measures=attention_weights.MEASURES,
+        measures=meanings(ATTENTION),
         cells=list(measure_cells(result)),
         by_distance=list(distance_cells(result)),
     )
@@ -177,8 +164,8 @@ def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
 
 def measure_cells(result: AttentionMeasurement) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
-    for (method, length), sample in result.seen.items():
-        for measure in attention_weights.MEASURES:
+    for (method, length), sample in result.kept[""].items():
+        for measure in ATTENTION:
             for place, part in places(sample[measure]):
                 cell = {"method": method, "length": length, **place, "measure": measure}
                 if place["head"] is None:
@@ -192,7 +179,7 @@ def measure_cells(result: AttentionMeasurement) -> Iterator[dict]:
 
 def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
-    for (method, length), sample in result.seen.items():
+    for (method, length), sample in result.kept[""].items():
         masses = places(sample["by_distance"])
         uniform = places(sample["visible"])
         for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
@@ -311,11 +298,11 @@ def generation_report(result: GenerationMeasurement, name: str = "generation") -
         targets_hash=result.targets_hash,
         prompts=len(result.unit),
         edges=result.edges,
-        measures=generation.MEASURES,
+        measures=meanings(TEXT),
         cells=list(generation_cells(result)),
         samples=[
             {"method": method, "source": source, "text": text}
-            for (method, source), text in result.texts.items()
+            for method, source, text, _ in result.continuations()
         ],
     )
     details = [
@@ -340,8 +327,8 @@ def generation_report(result: GenerationMeasurement, name: str = "generation") -
 def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
     buckets = list(pairwise(result.edges))
-    for (method, source), by_measure in result.by_source.items():
-        for measure, by_bucket in by_measure.items():  # (P, buckets)
+    for method, source, _, measures in result.continuations():
+        for measure, by_bucket in measures.items():
             for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
                 rows = int(np.isfinite(values).sum())
                 if rows:

@@ -135,7 +135,8 @@ def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultR
                 )
 
 
-Columns = Mapping[str, tuple[str, str | Callable[[ResultRow], Cell]]]  # heading, format of a metric
+# heading and format of a metric, and more
+Columns = Mapping[str, tuple[str, str | Callable[[ResultRow], Cell], *tuple[str, ...]]]
 
 
 def metrics_table(
@@ -147,7 +148,7 @@ def metrics_table(
     """A row for each variant and `index`, a column for each metric."""
 
     def write(row: ResultRow) -> Cell:
-        _, form = columns[row.metric]
+        _, form, *_ = columns[row.metric]
         return format(row.value, form) if isinstance(form, str) else form(row)
 
     rows = [row for metric in columns for row in r.rows(metric, where=None)]
@@ -159,7 +160,7 @@ def metrics_table(
         write,
         index={r.noun: lambda row: row.variant, **index},
         columns=attrgetter("metric"),
-        headings={metric: heading for metric, (heading, _) in columns.items()},
+        headings={metric: heading for metric, (heading, *_) in columns.items()},
     )
 
 

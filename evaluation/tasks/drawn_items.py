@@ -14,7 +14,7 @@ from data.task_data import ItemRows
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItem, TaskItems
 from data.tokenizers import SymbolTokenizer
 from errors import EvaluationError
-from evaluation.tasks.task_settings import TaskEvaluationSettings
+from evaluation.evaluation_settings import TaskEvaluationSettings
 
 
 class ItemTokens(NamedTuple):

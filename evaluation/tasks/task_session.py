@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from data.sampling.positions import IGNORED, PositionedTokens
 from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.scoring.cells import Advance, EvaluationCell, Measurement
+from evaluation.evaluation_settings import TaskEvaluationSettings
+from evaluation.scoring.cells import Advance, CellFailed, EvaluationCell, Measurement
 from evaluation.scoring.methods import CellPlace, Method
-from evaluation.scoring.scoring import CellFailed, by_shape
+from evaluation.scoring.text_loss import by_shape
 from evaluation.tasks.drawn_items import DrawnItems, ItemTokens
-from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import TokenPositions, Transformer
 
 
@@ -176,7 +176,7 @@ class TaskMeasurement(Measurement):
         )
         self.title = f"{drawn.count} items of the task {drawn.task.name}"
         self.drawn = drawn
-        self.answers: dict[CellPlace, np.ndarray] = {}
+        self.answers: dict[CellPlace, np.ndarray] = self.kept[""]
 
     def metrics(self, where: CellPlace) -> dict[str, np.ndarray]:
         """What the report averages over the items of a cell, (n,) each; the first metric is
@@ -234,10 +234,6 @@ class TaskMeasurement(Measurement):
             values |= dict(zip(scores.members.tolist(), of_items, strict=True))
             advance(len(of_items) / self.drawn.count)
         return np.stack([values[i] for i in range(self.drawn.count)])
-
-    def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        self.answers[cell.where] = values
-        self.files[f"{cell.method.label}@{cell.length}"] = cell.file
 
 
 def item_values(scores: BatchScores, in_text: bool) -> np.ndarray:

@@ -13,7 +13,7 @@ from errors import EvaluationError
 from evaluation.evaluate_runs import check_windows
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
-from evaluation.scoring.scoring import ModelScorer
+from evaluation.scoring.text_loss import ModelScorer
 from model import ContextShard
 from tests import processes
 from tests.evaluation.conftest import MemoryModel, loss_session

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from errors import ConfigError
-from evaluation.protocols import settings_class
+from evaluation.evaluation_settings import settings_class
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, dropped_settings, identity, load_settings
 from studies.study_options import study_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.scoring.scoring import ModelScorer, unigram_nll
+from evaluation.scoring.text_loss import ModelScorer, unigram_nll
 from model import TokenPositions
 
 
