@@ -14,7 +14,7 @@ import numpy as np
 from data import Tokenizer
 from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.contamination.screening import Screening, screen, shared_text
+from evaluation.contamination import Screening, screen, shared_text
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
 from evaluation.scoring.targets import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.contamination.screening import Overlap
+from evaluation.contamination import Overlap
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.windows import truncation_step
 from model import TokenPositions

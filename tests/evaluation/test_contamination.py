@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer
-from evaluation.contamination.ngrams import BLOCK
-from evaluation.contamination.screening import _merged, find_overlap, screen, shared_text
+from evaluation.contamination import BLOCK, _merged, find_overlap, screen, shared_text
 from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.targets import EvaluationText
 from evaluation.stores import EvaluationStores
