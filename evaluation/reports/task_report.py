@@ -1,10 +1,9 @@
-"""Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth and
-distance of the answer in text.
+"""Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth of the
+answer in text.
 
 Metrics: accuracy (by likelihood), exact (the whole answer is generated), symbol_accuracy (mean
 share of right symbols in an answer), each with a `verdict` against chance where it is the main one;
-gain (over truncation); chance of each length on symbols; accuracy_by_depth and
-accuracy_by_distance, whose `at` is a depth, or tokens before the question.
+gain (over truncation); chance of each length on symbols; accuracy_by_depth, whose `at` is a depth.
 """
 
 import math
@@ -107,7 +106,7 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
     figures = {"accuracy_by_length": accuracy_figure(r, styles)} if r.facts["cells"] else {}
     for name in dict.fromkeys(row.variant for row in r.rows("accuracy_by_depth")):
         stem = "trained" if name == name_of(TRAINED) else name
-        figures[f"accuracy_by_depth_{stem}"] = place_figure(r, name)
+        figures[f"accuracy_by_depth_{stem}"] = depth_figure(r, name)
     return figures
 
 
@@ -158,19 +157,17 @@ def task_rows(record: dict) -> Iterator[ResultRow]:
         for row in melted([cell], METRICS):
             verdict = cell.get("against_chance", "") if row.metric == main else ""
             yield row._replace(verdict=verdict)
-    for metric in ("by_depth", "by_distance"):
-        for spot in record.get(metric) or ():
-            share = spot["share"]
-            yield ResultRow(
-                name_of(spot["method"]),
-                f"accuracy_{metric}",
-                share["share"],
-                spot["length"],
-                at=spot["where"],
-                until=spot.get("until"),
-                low=number(share.get("low")),
-                high=number(share.get("high")),
-            )
+    for spot in record.get("by_depth") or ():
+        share = spot["share"]
+        yield ResultRow(
+            name_of(spot["method"]),
+            "accuracy_by_depth",
+            share["share"],
+            spot["length"],
+            at=spot["where"],
+            low=number(share.get("low")),
+            high=number(share.get("high")),
+        )
 
 
 def main_rows(r: ReportedResults) -> list[ResultRow]:
@@ -240,30 +237,14 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     return panels([panel], text, x="length (log scale)")
 
 
-def place_figure(r: ReportedResults, name: str) -> Figure:
-    """Two grids over the lengths: by depth, and by tokens between answer and question."""
+def depth_figure(r: ReportedResults, name: str) -> Figure:
+    """A grid over the lengths and depths."""
     lengths = r.lengths_of("accuracy")
     text = FigureText(
-        f"{task_title(r.facts)}, {name}: accuracy by place of the answer",
+        f"{task_title(r.facts)}, {name}: accuracy by depth of the answer",
         f"{r.subtitle}; in %, chance {_chance(r)}; trained at {r.trained_length:,}",
         "In brackets: Wilson's interval of each cell.",
     )
-    depths = r.rows("accuracy_by_depth", name)
-    distances = r.rows("accuracy_by_distance", name)
-    maps = [
-        heat_map(
-            depths,
-            lengths=lengths,
-            name=lambda row: f"{row.at:.2f}",
-            y="depth of the answer",
-            down=True,
-        ),
-        heat_map(
-            distances,
-            lengths=lengths,
-            name=lambda row: f"{row.bounds[0]:,.0f}–{row.bounds[1] - 1:,.0f}",
-            y="tokens to the question",
-        ),
-    ]
-    width = max(7.4, 2.0 + 1.24 * len(lengths))
-    return panels(maps, text, x="length, input tokens", columns=2, width=width)
+    panel = heat_map(r.rows("accuracy_by_depth", name), lengths, y="depth of the answer")
+    width = max(6.0, 2.0 + 0.8 * len(lengths))
+    return panels([panel], text, x="length, input tokens", width=width)

@@ -119,12 +119,14 @@ def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
         assert (row.value, row.low) == (stored["accuracy"], stored["accuracy_low"])
         assert cells[2].text.startswith(f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]")
         assert (cells[2].tone == "good") == (row.low > 1 / 3)
-    grids = report.figures["accuracy_by_depth_trained"].axes
-    for grid, spots in zip(grids, (analysis["by_depth"], analysis["by_distance"]), strict=True):
-        own = [spot for spot in spots if spot["method"] == "trained"]
-        printed = [text.get_text().split("\n")[0] for text in grid.texts]
-        assert printed == [f"{100 * spot['share']['share']:.0f}" for spot in own]
-        assert len(grid.get_yticklabels()) == len({spot["where"] for spot in own})
+    (grid,) = report.figures["accuracy_by_depth_trained"].axes
+    own = [spot for spot in analysis["by_depth"] if spot["method"] == "trained"]
+    printed = {text.get_position(): text.get_text().split("\n")[0] for text in grid.texts}
+    lengths, depths = (100, 200), sorted({spot["where"] for spot in own})
+    for spot in own:
+        place = (lengths.index(spot["length"]), depths.index(spot["where"]))
+        assert printed[place] == f"{100 * spot['share']['share']:.0f}"
+    assert grid.yaxis_inverted() and len(grid.get_yticklabels()) == len(depths)
     assert report.verdict == "Above chance (33.3%) at 200 tokens: as trained, truncate."
 
 
