@@ -366,37 +366,27 @@ def basis(result: Measurement) -> dict:
 def report_of(
     result: Measurement,
     record: dict,
+    rows: Iterable[ResultRow],
     name: str,
     title: str,
-    *,
-    rows: Callable[[dict], Iterable[ResultRow]],
-    verdict: Callable[[ReportedResults], str],
     details: list[str],
-    tables: Callable[[ReportedResults], Sequence[ReportTable]],
-    draw: Callable[[ReportedResults], dict[str, Figure]],
 ) -> EvaluationReport:
-    """The report of a run under its methods.
+    """The report of a run under its methods, still without its verdict, tables and figures.
 
     Args:
         record: of `unit_count` independent units of the kind `unit`.
-        rows: the table of results of a record.
-        tables: the first one and the others.
+        rows: of the table of results.
     """
     r = ReportedResults(
         title=result.subject.name,
         variants=method_variants(method.label for method in result.methods),
         facts=record,
-        table=results_table(rows(record)),
+        table=results_table(rows),
     )
-    first, *others = tables(r)
     return EvaluationReport(
         name=name,
         title=f"{title} {r.title}",
         results=r,
-        verdict=verdict(r),
         details=details,
         caveats=caveats(record["unit_count"], record["unit"], {"": result}),
-        tables=[first],
-        more_tables=others,
-        draw=lambda: draw(r),
     )

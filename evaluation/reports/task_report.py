@@ -84,17 +84,14 @@ def task_report(result: TaskMeasurement, name: str = "task") -> EvaluationReport
         details.append(f"Trained on lengths {least if least == most else f'{least}–{most}'}.")
     elif count < CLAIM_ITEMS:
         details.append(f"{count} items: a claim about retrieval requires at least {CLAIM_ITEMS}.")
-    return report_of(
-        result,
-        record,
-        name,
-        f"{task_title(record)}:",
-        rows=task_rows,
-        verdict=task_verdict,
-        details=details,
-        tables=task_tables,
-        draw=figures_of,
-    )
+    title = f"{task_title(record)}:"
+    report = report_of(result, record, task_rows(record), name, title, details)
+    r = report.results
+    report.verdict = task_verdict(r)
+    first, *report.more_tables = task_tables(r)
+    report.tables = [first]
+    report.draw = lambda: figures_of(r)
+    return report
 
 
 def task_title(record: Mapping) -> str:
