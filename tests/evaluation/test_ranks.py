@@ -97,7 +97,6 @@ SHARED = {"context": 2, "chunk": 10, "batch": 2, "dtype": "float64", "documents"
         (2, "fixed-targets", {}),
         (4, "fixed-targets", {}),
         (2, "sliding", {"stride": 16}),
-        (2, "non-overlapping", {}),
         (2, "by-position", {"windows_per_document": 4}),
     ],
 )

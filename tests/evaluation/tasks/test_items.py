@@ -13,7 +13,7 @@ import evaluate as evaluate_script
 import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
-from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
+from data.sampling.positions import IGNORED, PLAIN
 from data.task_data import generated
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
@@ -139,22 +139,6 @@ def test_items_are_read_at_their_declared_length():
         assert nll == pytest.approx(losses[targets != IGNORED].numpy(), abs=1e-12)
         expected.append(losses.sum().item())
     assert abs(expected[0] - expected[1]) > 1e-4
-
-
-def test_positions_are_drawn_once_or_for_each_item():
-    data, _ = small(CASES[0][0], "rope")
-    items = data.items("evaluation", 0)
-    rows = items.rows(np.arange(30))
-    sampler = SubsetPositions(max_length=90)
-    redrawn = rows.placed(sampler, 0, 0, np.arange(30)).position
-    fixed = rows.placed(sampler, 0, 0, np.zeros(30, dtype=np.int64)).position
-    for position in (redrawn, fixed):
-        for i, n in enumerate(rows.count):
-            assert (np.diff(position[i, :n]) > 0).all()
-            assert position[i, n - 1] < 90
-    equal = rows.count == 12  # items of one length
-    assert len(np.unique(redrawn[equal, :7], axis=0)) > 3
-    assert len(np.unique(fixed[equal, :7], axis=0)) == 1
 
 
 BASE = [
