@@ -65,7 +65,7 @@ class Evaluation:
     """What every kind of evaluation receives: `settings` and the opened `runs`.
 
     Attributes:
-        dry_run: sessions print their cells and estimates instead of measuring.
+        dry_run: measurements print their cells and estimates instead of measuring.
         command: stored in results.json.
     """
 
@@ -92,13 +92,14 @@ class Evaluation:
             )
         return kept
 
-    def measure(self, session: Measurement) -> Any:
-        """The result of a session; None for a dry run, and in processes other than the first."""
+    def measure(self, measurement: Measurement) -> bool:
+        """Score every method at every length, or print what a dry run prints; whether this process
+        reports the numbers."""
         if self.dry_run:
-            session.forecast()
-            return None
-        result = session.run()  # score every method at every length
-        return result if self.ranks.main else None
+            measurement.forecast()
+            return False
+        measurement.run()
+        return self.ranks.main
 
     def facts(self, **first: str) -> dict:
         """What results.json says about the first run and this command."""
@@ -200,7 +201,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
         targets.append(choose_targets(drawn_by, text, run.tokenizer, length, evaluation.console))
     if not has_one_tokenizer:
         targets = choose_byte_spans(targets)
-    results = []
+    measurements = {}
     for run, chosen in zip(runs, targets, strict=True):
         methods = evaluation.methods(run)
         left_out = {}
@@ -209,7 +210,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
             more, left_out = compatible_methods(run.model.trained_length, offered)
             labels = [method.label for method in methods]
             methods += [method for method in more if method.label not in labels]
-        session = LossMeasurement(
+        measurement = LossMeasurement(
             settings,
             run.model,
             chosen,
@@ -218,18 +219,16 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
             console=evaluation.console,
             ranks=evaluation.ranks,
         )
-        session.left_out = left_out
-        results.append(evaluation.measure(session))
-    if None in results:
+        measurement.left_out = left_out
+        measurements[run.name] = measurement
+    measured = [evaluation.measure(measurement) for measurement in measurements.values()]
+    if not all(measured):
         return None
-    facts = evaluation.facts(corpus=stores[0].name)
     name = f"{settings.protocol}-{settings.identity()}"
     if len(runs) > 1:
         hashes = [run.model.checkpoint_hash for run in runs]
-        digest = sha256_of("".join([settings.identity(), *hashes]))
-        name = f"comparison-{digest[:8]}"
-    names = [run.name for run in runs]
-    return loss_report(dict(zip(names, results, strict=True)), name, facts)
+        name = f"comparison-{sha256_of(''.join([settings.identity(), *hashes]))[:8]}"
+    return loss_report(measurements, name, evaluation.facts(corpus=stores[0].name))
 
 
 def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
@@ -279,7 +278,7 @@ def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
     settings = evaluation.settings
     (run,) = evaluation.runs
     drawn, facts = draw_items(settings, run)
-    session = TaskMeasurement(
+    measurement = TaskMeasurement(
         settings,
         run.model,
         drawn,
@@ -288,11 +287,10 @@ def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
         facts={"tokenizer_hash": run.tokenizer.hash, **facts},
         console=evaluation.console,
     )
-    result = evaluation.measure(session)
-    if result is None:
+    if not evaluation.measure(measurement):
         return None
-    result.facts |= evaluation.facts()
-    return task_report(result, f"{result.facts['task']}-{settings.identity()}")
+    measurement.facts |= evaluation.facts()
+    return task_report(measurement, f"{measurement.facts['task']}-{settings.identity()}")
 
 
 def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[DrawnItems, dict]:
@@ -332,15 +330,14 @@ def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
     text = EvaluationText(stores.read, settings.bos, run.tokenizer.bos_id)
     make, report_of = DIAGNOSTICS[type(settings)]
     methods = evaluation.methods(run)
-    session = make(settings, run.model, text, run.tokenizer, methods, evaluation.console)
-    result = evaluation.measure(session)
-    if result is None:
+    measurement = make(settings, run.model, text, run.tokenizer, methods, evaluation.console)
+    if not evaluation.measure(measurement):
         return None
-    result.facts |= evaluation.facts(corpus=stores.name)
-    return report_of(result, f"{settings.protocol}-{settings.identity()}")
+    measurement.facts |= evaluation.facts(corpus=stores.name)
+    return report_of(measurement, f"{settings.protocol}-{settings.identity()}")
 
 
-DIAGNOSTICS: dict[type[MeasurementSettings], tuple[Callable, Callable]] = {  # session, report
+DIAGNOSTICS: dict[type[MeasurementSettings], tuple[Callable, Callable]] = {  # measurement, report
     AttentionDiagnosticSettings: (AttentionMeasurement, attention_report),
     GenerationDiagnosticSettings: (GenerationMeasurement, generation_report),
 }

@@ -84,15 +84,7 @@ def row_of(
 ) -> ResultRow:
     """The row of a number, or of an interval with its sample."""
     if isinstance(value, MeanInterval):
-        columns |= {
-            "low": value.low,
-            "high": value.high,
-            "seeds": " and ".join(map(str, value.seeds)),
-            "units": value.units,
-            "family": value.family,
-            "level": round(1 - (1 - value.level) * value.family, 9),
-        }
-        value = value.estimate
+        return ResultRow(variant, metric, length=length, **value._asdict(), **columns)
     return ResultRow(variant, metric, float(value), length, **columns)
 
 

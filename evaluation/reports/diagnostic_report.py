@@ -55,14 +55,14 @@ MEAN = "mean"
 UNIFORM = "uniform attention"
 
 
-def record_of(result: DiagnosticMeasurement, **record) -> dict:
+def record_of(measurement: DiagnosticMeasurement, **record) -> dict:
     """The content of results.json."""
     common = {
-        **basis(result),
-        "documents": result.documents,
-        "unit_count": len(np.unique(result.unit)),
-        "unit": result.unit_kind,
-        "bos": result.settings.bos,
+        **basis(measurement),
+        "documents": measurement.documents,
+        "unit_count": len(np.unique(measurement.unit)),
+        "unit": measurement.unit_kind,
+        "bos": measurement.settings.bos,
     }
     return clean(common | record, DIGITS)
 
@@ -120,24 +120,26 @@ def stem_of(stem: str, name: str) -> str:
 # Attention.
 
 
-def attention_report(result: AttentionMeasurement, name: str = "attention") -> EvaluationReport:
+def attention_report(
+    measurement: AttentionMeasurement, name: str = "attention"
+) -> EvaluationReport:
     record = record_of(
-        result,
+        measurement,
         kind="attention",
-        targets_hash=result.plan.hash,
-        windows=len(result.unit),
-        queries=result.settings.targets,
-        lengths=result.plan.lengths,
-        layer_kinds=result.layer_kinds,
+        targets_hash=measurement.plan.hash,
+        windows=len(measurement.unit),
+        queries=measurement.settings.targets,
+        lengths=measurement.plan.lengths,
+        layer_kinds=measurement.layer_kinds,
         measures=meanings(ATTENTION),
-        cells=list(measure_cells(result)),
-        by_distance=list(distance_cells(result)),
+        cells=list(measure_cells(measurement)),
+        by_distance=list(distance_cells(measurement)),
     )
     details = [
         f"Means over the last {record['queries']} queries of {record['windows']} windows of "
-        f"{counted(result.documents, 'document')}, over all heads and layers.",
+        f"{counted(measurement.documents, 'document')}, over all heads and layers.",
     ]
-    report = report_of(result, record, attention_rows(record), name, "Attention of", details)
+    report = report_of(measurement, record, attention_rows(record), name, "Attention of", details)
     r = report.results
     report.verdict = attention_verdict(r)
     report.tables = attention_tables(r)
@@ -157,24 +159,26 @@ def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
             yield {"layer": layer, "head": head}, of_layer[:, :, head : head + 1]
 
 
-def measure_cells(result: AttentionMeasurement) -> Iterator[dict]:
+def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
-    for (method, length), sample in result.kept[""].items():
+    for (method, length), sample in measurement.kept[""].items():
         for measure in ATTENTION:
             for place, part in places(sample[measure]):
                 cell = {"method": method, "length": length, **place, "measure": measure}
                 if place["head"] is None:
                     by_window = part.nanmean((1, 2)).numpy()
-                    cell |= mean_over_units(by_window, result.unit, result.settings.confidence)
+                    cell |= mean_over_units(
+                        by_window, measurement.unit, measurement.settings.confidence
+                    )
                 else:
                     cell |= {"value": float(part.nanmean()), "low": None, "high": None}
                 if math.isfinite(cell["value"]):
                     yield cell
 
 
-def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
+def distance_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
-    for (method, length), sample in result.kept[""].items():
+    for (method, length), sample in measurement.kept[""].items():
         masses = places(sample["by_distance"])
         uniform = places(sample["visible"])
         for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
@@ -182,7 +186,7 @@ def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
                 "method": method,
                 "length": length,
                 **place,
-                "edges": result.edges(length),
+                "edges": measurement.edges(length),
                 "mass": mass.mean((0, 1, 2)).tolist(),
                 "uniform": visible.mean((0, 1, 2)).tolist(),
             }
@@ -286,38 +290,40 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
 # Generated text.
 
 
-def generation_report(result: GenerationMeasurement, name: str = "generation") -> EvaluationReport:
+def generation_report(
+    measurement: GenerationMeasurement, name: str = "generation"
+) -> EvaluationReport:
     record = record_of(
-        result,
+        measurement,
         kind="generation",
-        targets_hash=result.targets_hash,
-        prompts=len(result.unit),
-        edges=result.edges,
+        targets_hash=measurement.targets_hash,
+        prompts=len(measurement.unit),
+        edges=measurement.edges,
         measures=meanings(TEXT),
-        cells=list(generation_cells(result)),
+        cells=list(generation_cells(measurement)),
         samples=[
             {"method": method, "source": source, "text": text}
-            for method, source, text, _ in result.continuations()
+            for method, source, text, _ in measurement.continuations()
         ],
     )
     details = [
-        f"{record['prompts']} prompts of {result.edges[0]:,} tokens from "
-        f"{counted(result.documents, 'document')}; trained at {record['trained_length']:,}."
+        f"{record['prompts']} prompts of {measurement.edges[0]:,} tokens from "
+        f"{counted(measurement.documents, 'document')}; trained at {record['trained_length']:,}."
     ]
-    report = report_of(result, record, flat_rows(record), name, "Text generated by", details)
+    report = report_of(measurement, record, flat_rows(record), name, "Text generated by", details)
     r = report.results
     report.verdict = generation_verdict(r)
     report.tables = generation_tables(r)
     report.draw = lambda: {
-        stem_of("generation", each): source_figure(r, each, result.sources) for each in r.names
+        stem_of("generation", each): source_figure(r, each, measurement.sources) for each in r.names
     }
     return report
 
 
-def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
+def generation_cells(measurement: GenerationMeasurement) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
-    buckets = list(pairwise(result.edges))
-    for method, source, _, measures in result.continuations():
+    buckets = list(pairwise(measurement.edges))
+    for method, source, _, measures in measurement.continuations():
         for measure, by_bucket in measures.items():
             for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
                 rows = int(np.isfinite(values).sum())
@@ -328,7 +334,9 @@ def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
                         "start": start,
                         "stop": stop,
                         "measure": measure,
-                        **mean_over_units(values, result.unit, result.settings.confidence),
+                        **mean_over_units(
+                            values, measurement.unit, measurement.settings.confidence
+                        ),
                         "rows": rows,
                     }
 

@@ -69,23 +69,23 @@ METRICS: Columns = {
 }
 
 
-def task_report(result: TaskMeasurement, name: str = "task") -> EvaluationReport:
-    record = task_record(result)
+def task_report(measurement: TaskMeasurement, name: str = "task") -> EvaluationReport:
+    record = task_record(measurement)
     count = record["items"]
     kind = record["unit"]
     details = [
         f"{counted(record['unit_count'], kind)}; intervals by length: "
-        f"{100 * result.settings.confidence:g}% over {kind}s, simultaneous over "
+        f"{100 * measurement.settings.confidence:g}% over {kind}s, simultaneous over "
         f"{record['family']} methods and lengths. They describe this checkpoint, not the "
         "positional scheme."
     ]
-    if not result.drawn.in_text:
+    if not measurement.drawn.in_text:
         least, most = record["trained_lengths"]
         details.append(f"Trained on lengths {least if least == most else f'{least}–{most}'}.")
     elif count < CLAIM_ITEMS:
         details.append(f"{count} items: a claim about retrieval requires at least {CLAIM_ITEMS}.")
     title = f"{task_title(record)}:"
-    report = report_of(result, record, task_rows(record), name, title, details)
+    report = report_of(measurement, record, task_rows(record), name, title, details)
     r = report.results
     report.verdict = task_verdict(r)
     first, *report.more_tables = task_tables(r)
@@ -107,40 +107,40 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
     return figures
 
 
-def task_record(result: TaskMeasurement) -> dict:
+def task_record(measurement: TaskMeasurement) -> dict:
     """The content of results.json."""
-    drawn = result.drawn
+    drawn = measurement.drawn
     record = {
-        **basis(result),
-        "task": result.facts["task"],
+        **basis(measurement),
+        "task": measurement.facts["task"],
         "items": drawn.count,
         "chance": drawn.chance,
         "unit_count": len(np.unique(drawn.unit)),
         "unit": drawn.unit_kind,
-        "family": len(result.answers),
+        "family": len(measurement.answers),
         "bos": drawn.bos,
         "items_hash": drawn.hash,
         "task_settings": drawn.task.model_dump(mode="json"),
-        **analyse_tasks(result),
+        **analyse_tasks(measurement),
     }
     if not drawn.in_text:
         return {
             **record,
-            "trained_lengths": list(result.subject.settings.data.symbol_source.bounds),
+            "trained_lengths": list(measurement.subject.settings.data.symbol_source.bounds),
             "lengths": [[each.shortest, longest] for longest, each in drawn.lengths.items()],
-            "per_item": result.files,
+            "per_item": measurement.files,
         }
     return {
         **record,
         "candidates": drawn.candidates,
-        "haystack": result.facts["haystack"],
+        "haystack": measurement.facts["haystack"],
         "lengths": list(drawn.lengths),
         "units": {
             "kind": drawn.unit_kind,
             "names": drawn.unit_names,
             "items": unit_counts(drawn.unit).tolist(),
         },
-        "per_item_nll": result.files,
+        "per_item_nll": measurement.files,
     }
 
 

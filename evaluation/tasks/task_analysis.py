@@ -26,21 +26,23 @@ ABOVE_CHANCE = "above chance"
 UNDECIDED = "not distinguishable from chance"
 
 
-def analyse_tasks(result: TaskMeasurement) -> dict[str, list[dict]]:
+def analyse_tasks(measurement: TaskMeasurement) -> dict[str, list[dict]]:
     """Cells of results.json: of each method and length (`cells`), and in text of each depth of the
     answer (`by_depth`)."""
-    cells = {"cells": [_cell(result, *where) for where in result.answers]}
-    if result.drawn.in_text:
-        cells["by_depth"] = [cell for where in result.answers for cell in _by_depth(result, *where)]
+    cells = {"cells": [_cell(measurement, *where) for where in measurement.answers]}
+    if measurement.drawn.in_text:
+        cells["by_depth"] = [
+            cell for where in measurement.answers for cell in _by_depth(measurement, *where)
+        ]
     return cells
 
 
-def _cell(result: TaskMeasurement, method: str, length: int) -> dict:
-    drawn = result.drawn
+def _cell(measurement: TaskMeasurement, method: str, length: int) -> dict:
+    drawn = measurement.drawn
     unit = drawn.unit
-    alpha = 1 - result.settings.confidence
-    joint = alpha / len(result.answers)
-    metrics = result.metrics((method, length))
+    alpha = 1 - measurement.settings.confidence
+    joint = alpha / len(measurement.answers)
+    metrics = measurement.metrics((method, length))
     cell: dict = {"method": method, "length": length}
     for name, values in metrics.items():
         if name == "exact":
@@ -60,9 +62,9 @@ def _cell(result: TaskMeasurement, method: str, length: int) -> dict:
     if not drawn.in_text:
         return {**cell, "chance": chance, "shortest": drawn.lengths[length].shortest}
     gain = None
-    is_beyond = length > result.subject.trained_length
-    if method != TRUNCATE and is_beyond and (TRUNCATE, length) in result.answers:
-        truncated = result.metrics((TRUNCATE, length))["accuracy"]
+    is_beyond = length > measurement.subject.trained_length
+    if method != TRUNCATE and is_beyond and (TRUNCATE, length) in measurement.answers:
+        truncated = measurement.metrics((TRUNCATE, length))["accuracy"]
         gain = interval_over_units(metrics["accuracy"] - truncated, unit, alpha=joint)
     return cell | interval_columns("gain", gain)
 
@@ -76,12 +78,12 @@ def against(low: float, high: float, chance: float) -> str:
     return "below chance" if high < chance else UNDECIDED
 
 
-def _by_depth(result: TaskMeasurement, method: str, length: int) -> Iterator[dict]:
-    drawn = result.drawn
-    right = result.metrics((method, length))["accuracy"]
+def _by_depth(measurement: TaskMeasurement, method: str, length: int) -> Iterator[dict]:
+    drawn = measurement.drawn
+    right = measurement.metrics((method, length))["accuracy"]
     for n in np.unique(drawn.depth).tolist():
         here = drawn.depth == n
-        share = share_of(right[here], drawn.unit[here], 1 - result.settings.confidence)
+        share = share_of(right[here], drawn.unit[here], 1 - measurement.settings.confidence)
         place = {"method": method, "length": length, "where": drawn.depths[n]}
         yield place | {"share": share}
 

@@ -27,11 +27,11 @@ def test_interval_by_hand(family):
     values = np.array([1.0, 2, 3, 4, 5, 9])
     result = interval(values, np.full(6, 16), family=family)
     half = stats.t.ppf(1 - 0.025 / family, 5) * math.sqrt(8 / 6)  # sd = sqrt(40 / 5)
-    found = (result.estimate, result.low, result.high)
+    found = (result.value, result.low, result.high)
     assert found == pytest.approx((4, 4 - half, 4 + half), rel=1e-9)
-    assert result.level == pytest.approx(1 - 0.05 / family)
+    assert (result.level, result.family) == (0.95, family)
     few = interval(values[1:], np.ones(5))
-    assert few.estimate == 4.6
+    assert few.value == 4.6
     assert math.isnan(few.low)
 
 
@@ -57,18 +57,18 @@ def test_one_estimate_whatever_the_sizes_of_units(sizes, seed):
     for values in (short, long, short - long):
         result = interval_over_units(values, unit)
         mean, error = jackknifed(values, unit)
-        assert result.estimate == pytest.approx(mean, abs=1e-12)
+        assert result.value == pytest.approx(mean, abs=1e-12)
         assert math.isnan(result.low) == (len(sizes) < POINTS_ONLY_BELOW)
         if not math.isnan(result.low):
             half = stats.t.ppf(0.975, len(sizes) - 1) * error
-            assert result.low <= result.estimate <= result.high
+            assert result.low <= result.value <= result.high
             assert result.high - result.low == pytest.approx(2 * half, abs=1e-9)
     place = {"document": unit, "target": np.arange(len(unit))}
     frames = [pd.DataFrame(place | {"length": n, "nll": v}) for n, v in ((8, short), (16, long))]
     table = by_length(pd.concat(frames), trained_length=8)
     assert table.perplexity[16] == math.exp(table.nll[16])
     assert table.gain[16] == pytest.approx(table.nll[8] - table.nll[16], abs=1e-12)
-    assert table.nll[16] == pytest.approx(interval_over_units(long, unit).estimate, abs=1e-12)
+    assert table.nll[16] == pytest.approx(interval_over_units(long, unit).value, abs=1e-12)
 
 
 @pytest.mark.parametrize("units", [20, 60])
@@ -112,10 +112,10 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
     result = interval(A, np.full(9, 64), minus=B, family=family)
     half = half_width(variances(A, B), [4, 3, 9], family)
     mean = A.mean() - B.mean()
-    ends = (result.estimate, result.low, result.high)
+    ends = (result.value, result.low, result.high)
     assert ends == pytest.approx((mean, mean - half, mean + half), rel=1e-9)
-    assert (result.seeds, result.units, result.family) == ((4, 3), 9, family)
-    assert result.level == pytest.approx(1 - 0.05 / family)
+    assert (result.seeds, result.units, result.family) == ("4 and 3", 9, family)
+    assert (result.level, result.family) == (0.95, family)
     assert math.isfinite(result.low)
 
 
@@ -130,7 +130,7 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
 )
 def test_too_few_seeds_or_units_are_points(a, b):
     result = interval(a, np.ones(a.shape[1]), minus=b)
-    assert result.estimate == pytest.approx(a.mean() - b.mean())
+    assert result.value == pytest.approx(a.mean() - b.mean())
     assert math.isnan(result.low)
     assert math.isnan(result.high)
     assert math.isnan(result.low)
