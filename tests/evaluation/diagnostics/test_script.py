@@ -1,12 +1,14 @@
 """evaluate.py with protocol=attention and protocol=generation on a run directory, end to end."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from errors import EvaluationError
+from evaluation.diagnostics.attention import ATTENTION as ATTENTION_MEASURES
 from evaluation.diagnostics.generation import REAL, GenerationMeasurement
 from evaluation.evaluation_settings import GenerationDiagnosticSettings
 from evaluation.reports import report as reports
@@ -14,7 +16,7 @@ from evaluation.reports.diagnostic_report import TEXT
 from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
 from model import TokenPositions
-from tests.artists import labelled
+from tests.artists import close, labelled
 from tests.evaluation.conftest import MemoryModel
 from tests.evaluation.test_evaluate_script import SMALL, call, make_run, root  # noqa: F401
 from tests.files import results_of
@@ -64,6 +66,26 @@ def test_attention_diagnostics_end_to_end(report):
     for spread in record["by_distance"]:
         assert spread["edges"][-1] == spread["length"]
         assert sum(spread["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread["uniform"])
+    # The figures show these numbers.
+    places = {"mean": (None, None), "layer 1": (0, None), "layer 2": (1, None)}
+    for n, measure in enumerate(ATTENTION_MEASURES):
+        shown = labelled(figures["attention_by_length-yarn"].axes[n])
+        for name, place in places.items():
+            values = [value["yarn", length, *place, measure] for length in (24, 48, 96)]
+            close(shown[name], (24, 48, 96), values)
+        close(
+            labelled(figures["attention_by_method"].axes[n])["yarn"],
+            *zip(*shown["mean"], strict=True),
+        )
+    (spread,) = [
+        spread
+        for spread in record["by_distance"]
+        if [spread[key] for key in keys[:4]] == ["yarn", 96, 1, None]
+    ]
+    middles = [math.sqrt((low + 1) * high) for low, high in pairwise(spread["edges"])]
+    lines = labelled(figures["mass_by_distance-yarn"].axes[1])
+    close(lines["96 tokens"], middles, spread["mass"])
+    close(lines["uniform attention"], middles, spread["uniform"])
 
 
 def test_generation_diagnostics_end_to_end(report):
