@@ -100,9 +100,29 @@ class EvaluatedModel:
         if widens(self.settings, settings):
             raise EvaluationError("the model was trained with a narrower window")
         scheme = self.position(overrides)
-        if self.bos_first and bos != "every-window" and new_sinks(scheme, self.position(())):
-            raise EvaluationError(f"sinks need bos=every-window. {self.bos_first}")
+        self.check_sinks({"sinks": scheme}, bos)
         return scheme
+
+    def check_sinks(self, schemes: Mapping[str, dict], bos: str) -> str:
+        """A note about methods that keep the first tokens of windows, which start anywhere in a
+        document.
+
+        Raises EvaluationError if the model was trained with BOS there.
+        """
+        trained = self.position(())
+        names = ", ".join(label for label, scheme in schemes.items() if new_sinks(scheme, trained))
+        if not names or bos == "every-window":
+            return ""
+        if self.bos_first:
+            raise EvaluationError(
+                f"{names}: the first tokens of a window are kept as sinks. {self.bos_first}, but "
+                "windows inside a document start with any token: set bos=every-window, or remove "
+                "these methods"
+            )
+        return (
+            f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
+            "start of a training window; bos=every-window puts BOS first."
+        )
 
     def schemes(self, methods: Sequence[Method]) -> dict[str, dict]:
         """Position settings by method. Raises EvaluationError for an illegal one."""

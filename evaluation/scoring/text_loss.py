@@ -19,7 +19,7 @@ from evaluation.scoring.cells import (
     EvaluationCell,
     Measurement,
 )
-from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
+from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.targets import EvaluationText, targets_of
 from evaluation.scoring.windows import ChosenTargets, truncation_step
@@ -94,7 +94,8 @@ class LossMeasurement(Measurement):
         self.unigram: np.ndarray | None = None
         self.n_bytes: int | None = None
         self.left_out: dict[str, str] = {}
-        self.notes = list(filter(None, [self.screening.unchecked, self._sinks()]))
+        sinks = subject.check_sinks(self.schemes, settings.bos)
+        self.notes = list(filter(None, [self.screening.unchecked, sinks]))
         self.title = f"{len(self.screening.kept):,} targets"
         if self.plan.note:
             self.warn(self.plan.note)
@@ -269,28 +270,6 @@ class LossMeasurement(Measurement):
             self.control[where] = control
         self._add_truncated(self.repeated)
         self._add_truncated(self.control)
-
-    def _sinks(self) -> str:
-        """A note for methods that keep the first tokens of windows, which start anywhere in a
-        document.
-
-        Raises EvaluationError if the model was trained with BOS there.
-        """
-        trained = self.subject.position(())
-        with_sinks = [label for label, scheme in self.schemes.items() if new_sinks(scheme, trained)]
-        if not with_sinks or self.settings.bos == "every-window":
-            return ""
-        names = ", ".join(with_sinks)
-        if self.subject.bos_first:
-            raise EvaluationError(
-                f"{names}: the first tokens of a window are kept as sinks. "
-                f"{self.subject.bos_first}, but windows inside a document start with any token: "
-                "set bos=every-window, or remove these methods"
-            )
-        return (
-            f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
-            "start of a training window; bos=every-window puts BOS first."
-        )
 
 
 class ModelScorer:

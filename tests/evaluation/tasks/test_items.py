@@ -205,7 +205,8 @@ def test_run_is_evaluated_at_lengths_of_problems(run, capsys, monkeypatch):
     call(evaluate_script, run, run / "evaluation" / "one" / "settings.yaml")
     assert "3 of 3 cells are already done" in capsys.readouterr().err
     assert (run / "evaluation" / "one" / "results.csv").read_bytes() == first
-    call(evaluate_script, run, "protocol=tasks", "lengths=[6]", "items=20", "folder=two", "seed=1")
+    again = ["protocol=tasks", "lengths=[6]", "items=20", "folder=two", "seed=1", "--no-report"]
+    call(evaluate_script, run, *again)
     assert report_of(run, "two")["items_hash"] not in report["items_hash"]
 
 
@@ -274,6 +275,7 @@ def test_random_positions_at_test_time(tmp_path):
     hashes = set()
     for positions in ("fixed", "redrawn", "null"):
         words = ["protocol=tasks", "items=20", f"positions={positions}", f"folder=by-{positions}"]
+        words.append("--no-report")
         call(evaluate_script, run, *words)
         hashes.add(report_of(run, f"by-{positions}")["items_hash"])
     assert len(hashes) == 3
