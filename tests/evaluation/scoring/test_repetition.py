@@ -208,7 +208,7 @@ def test_read_gains_are_paired_differences_over_documents(measured):
             assert (result.kept["repeated"][where] == result.repeated[where]).all()
             changed = np.repeat(repeats.distance <= bucket["length"], 2)
             assert (result.kept["control"][where] == result.control[where][changed]).all()
-            assert (result.repeated[where] == result.control[where])[~changed].all()
+            assert ((result.repeated[where] == result.control[where]) == ~changed).all()
         nll, control = (x[where].reshape(-1, 2) for x in (result.repeated, result.control))
         assert bucket["nll"] == pytest.approx(nll[here].mean(), rel=1e-12)
         assert bucket["control_nll"] == pytest.approx(control[here].mean(), rel=1e-12)
