@@ -82,7 +82,13 @@ class EvaluatedModel:
 
     def under(self, overrides: Sequence[str], dtype: str = "float32") -> Transformer:
         """The model under a method; the one that an earlier call returned becomes invalid."""
-        model = self._in_dtype(getattr(torch, dtype))
+        wanted = getattr(torch, dtype)
+        model = self._model
+        if model.embed.weight.dtype != wanted:
+            if self._cast is None or self._cast.embed.weight.dtype != wanted:
+                self._cast = None  # free the copy before the next one is made
+                self._cast = pack(copy.deepcopy(model).to(wanted))
+            model = self._cast
         model.reposition(self.settings_under(overrides).model)
         return model
 
@@ -164,15 +170,6 @@ class EvaluatedModel:
                     f"{legal_overrides(self.settings.model)}".rstrip()
                 )
         return absent
-
-    def _in_dtype(self, dtype: torch.dtype) -> Transformer:
-        """The model as it was read, or a cast copy; at most one copy is kept."""
-        if self._model.embed.weight.dtype == dtype:
-            return self._model
-        if self._cast is None or self._cast.embed.weight.dtype != dtype:
-            self._cast = None  # free it before the next one is made
-            self._cast = pack(copy.deepcopy(self._model).to(dtype))
-        return self._cast
 
 
 @dataclass(frozen=True)

@@ -622,7 +622,7 @@ def ends_of(rows: Iterable[ResultRow]) -> list[float]:
 def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel:
     """Shaded cells with a share and its interval: by length, and by place (`at`) from top to
     bottom."""
-    places = np.unique([row.at for row in rows]).tolist()
+    places: list[Any] = sorted({row.at or 0.0 for row in rows})
 
     def draw(axes: Axes) -> None:
         shades = np.full((len(places), len(lengths)), np.nan)

@@ -52,7 +52,7 @@ from evaluation.statistics.loss_table import (
     Analysis,
     analyze,
     by_position,
-    losses_of,
+    describe_scheme,
     read_gains,
 )
 
@@ -567,7 +567,6 @@ def record_of(measurement: LossMeasurement, analysis: Analysis) -> dict:
     numbers = analysis.table.set_index(["variant", "length", "metric"])["value"]
     cells = []
     for method in measurement.methods:
-        notes = losses_of(measurement, method.label).notes
         for length in measurement.plan.lengths:
             cell = (method.label, length)
             name = name_of(method.label)
@@ -577,7 +576,7 @@ def record_of(measurement: LossMeasurement, analysis: Analysis) -> dict:
                     "length": length,
                     **{metric: numbers.get((name, length, metric)) for metric in NUMBERS},
                     "failure": measurement.absent.get(cell) or measurement.failed.get(cell),
-                    "scheme": notes[length],
+                    "scheme": describe_scheme(measurement, method.label, length),
                     "exists": cell not in measurement.absent,
                     "unit_nll": by_unit(measurement.nll.get(cell)),
                 })  # fmt: skip

@@ -7,8 +7,7 @@ which is what greedy decoding generates.
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -162,18 +161,14 @@ class TaskMeasurement(Measurement):
         subject: EvaluatedModel,
         drawn: DrawnItems,
         methods: list[Method],
-        *,
-        cells: Path,
         facts: dict,
-        console=None,
+        **place: Any,
     ):
         if not drawn.in_text:  # an item without its beginning is no problem of the task
             methods = [method for method in methods if not method.truncates]
         lengths = {length: items.positions for length, items in drawn.lengths.items()}
         facts = {"task": drawn.task.name, **facts}
-        super().__init__(
-            settings, subject, methods, lengths, facts=facts, cells=cells, console=console
-        )
+        super().__init__(settings, subject, methods, lengths, facts=facts, **place)
         self.title = f"{drawn.count} items of the task {drawn.task.name}"
         self.drawn = drawn
         self.answers: dict[CellPlace, np.ndarray] = self.kept[""]
