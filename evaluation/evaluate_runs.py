@@ -274,7 +274,7 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
 
 
 def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
-    """Items of one task, by length, depth and distance."""
+    """Items of one task, by length and depth."""
     settings = evaluation.settings
     (run,) = evaluation.runs
     drawn, facts = draw_items(settings, run)
@@ -322,13 +322,14 @@ def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[Dra
     return drawn, {"haystack": origin}
 
 
-def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
+def evaluate_diagnostic(
+    evaluation: Evaluation, make: Callable[..., Measurement], report_of: Callable
+) -> EvaluationReport | None:
     """Attention weights, or the text that the model generates past its trained length."""
     settings = evaluation.settings
     (run,) = evaluation.runs
     stores = open_stores(settings, [run])
     text = EvaluationText(stores.read, settings.bos, run.tokenizer.bos_id)
-    make, report_of = DIAGNOSTICS[type(settings)]
     methods = evaluation.methods(run)
     measurement = make(settings, run.model, text, run.tokenizer, methods, evaluation.console)
     if not evaluation.measure(measurement):
@@ -337,12 +338,13 @@ def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
     return report_of(measurement, f"{settings.protocol}-{settings.identity()}")
 
 
-DIAGNOSTICS: dict[type[MeasurementSettings], tuple[Callable, Callable]] = {  # measurement, report
-    AttentionDiagnosticSettings: (AttentionMeasurement, attention_report),
-    GenerationDiagnosticSettings: (GenerationMeasurement, generation_report),
-}
 KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport | None]] = {
     EvaluationSettings: evaluate_loss,
     TaskEvaluationSettings: evaluate_task,
-    **dict.fromkeys(DIAGNOSTICS, evaluate_diagnostic),
+    AttentionDiagnosticSettings: partial(
+        evaluate_diagnostic, make=AttentionMeasurement, report_of=attention_report
+    ),
+    GenerationDiagnosticSettings: partial(
+        evaluate_diagnostic, make=GenerationMeasurement, report_of=generation_report
+    ),
 }
