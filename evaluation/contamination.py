@@ -49,7 +49,8 @@ _SCRIPTS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
 )
-_MARKS = "".join(chr(n) for n in range(1 << 17) if unicodedata.category(chr(n)).startswith("M"))
+# Combining marks up to U+FFFF; a class with rarer ones is searched a hundred times slower.
+_MARKS = "".join(chr(n) for n in range(1 << 16) if unicodedata.category(chr(n)).startswith("M"))
 _UNSPACED = re.compile(f"[{_SCRIPTS}]")
 _WORD = re.compile(f"([{_SCRIPTS}][{_MARKS}]*|(?:[^\\W_{_SCRIPTS}]|[{_MARKS}])+)")
 
