@@ -83,7 +83,9 @@ class PassageReader:
         self.between = len(self.pieces) - 1
 
     def passages(
-        self, store, after: Callable[[int], None] = lambda tokens: None
+        self,
+        store,
+        after: Callable[[int], None] = lambda tokens: None,
     ) -> Iterator[Passages]:
         """All passages of a store, block by block; `after(tokens)` runs after each block.
 

@@ -323,7 +323,9 @@ def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[Dra
 
 
 def evaluate_diagnostic(
-    evaluation: Evaluation, make: Callable[..., Measurement], report_of: Callable
+    evaluation: Evaluation,
+    make: Callable[..., Measurement],
+    report_of: Callable,
 ) -> EvaluationReport | None:
     """Attention weights, or the text that the model generates past its trained length."""
     settings = evaluation.settings
@@ -342,9 +344,13 @@ KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport |
     EvaluationSettings: evaluate_loss,
     TaskEvaluationSettings: evaluate_task,
     AttentionDiagnosticSettings: partial(
-        evaluate_diagnostic, make=AttentionMeasurement, report_of=attention_report
+        evaluate_diagnostic,
+        make=AttentionMeasurement,
+        report_of=attention_report,
     ),
     GenerationDiagnosticSettings: partial(
-        evaluate_diagnostic, make=GenerationMeasurement, report_of=generation_report
+        evaluate_diagnostic,
+        make=GenerationMeasurement,
+        report_of=generation_report,
     ),
 }

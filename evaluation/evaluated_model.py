@@ -141,7 +141,10 @@ class EvaluatedModel:
         return schemes
 
     def absent_cells(
-        self, methods: Sequence[Method], lengths: Mapping[int, int], refuse: bool
+        self,
+        methods: Sequence[Method],
+        lengths: Mapping[int, int],
+        refuse: bool,
     ) -> dict[CellPlace, str]:
         """The cells whose length exceeds the positions of their method, and why.
 

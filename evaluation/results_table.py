@@ -110,7 +110,10 @@ def select(
 
 
 def select_one(
-    table: pd.DataFrame, metric: str, variant: str, length: int | None = None
+    table: pd.DataFrame,
+    metric: str,
+    variant: str,
+    length: int | None = None,
 ) -> ResultRow | None:
     """The row over all seeds, of a length or of all lengths; None if there is none."""
     rows = (row for row in select(table, metric, variant) if row.length == length)

@@ -115,7 +115,11 @@ class AttentionMeasurement(DiagnosticMeasurement):
         ]
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> AttentionSample:
         document, end, *_ = cell.windows.T
         tokens = self.text.windows(document, end, cell.length)
@@ -281,7 +285,10 @@ def record_attention(
     cache = model.make_cache(rows, length)
     for start, stop in pairwise([*range(0, first, chunk), first, length]):
         places = TokenPositions.plain(
-            stop - start, offset=start, length=length, device=tokens.device
+            stop - start,
+            offset=start,
+            length=length,
+            device=tokens.device,
         )
         part = tokens[:, start:stop]
         is_last = stop == length

@@ -98,7 +98,14 @@ class GenerationMeasurement(DiagnosticMeasurement):
         )
         lengths = {total: total - 1}  # the last token is generated and not read
         super().__init__(
-            settings, subject, text, tokenizer, methods, lengths, drawn.document, console
+            settings,
+            subject,
+            text,
+            tokenizer,
+            methods,
+            lengths,
+            drawn.document,
+            console,
         )
         self.edges = [*range(prompt, total - width // 2, width), total]
         self.targets_hash = drawn.hash
@@ -135,7 +142,10 @@ class GenerationMeasurement(DiagnosticMeasurement):
         if cell.role != REAL:
             temperatures = {source_of(t): t for t in self.settings.temperatures}
             tokens, ends = self._generate(
-                model, tokens, temperatures[cell.role], lambda: advance(1 / cell.keep)
+                model,
+                tokens,
+                temperatures[cell.role],
+                lambda: advance(1 / cell.keep),
             )
         scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=cell.length)
         nll = np.full(tokens.shape, np.nan)

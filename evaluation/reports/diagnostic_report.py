@@ -168,7 +168,9 @@ def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
                 if place["head"] is None:
                     by_window = part.nanmean((1, 2)).numpy()
                     cell |= mean_over_units(
-                        by_window, measurement.unit, measurement.settings.confidence
+                        by_window,
+                        measurement.unit,
+                        measurement.settings.confidence,
                     )
                 else:
                     cell |= {"value": float(part.nanmean()), "low": None, "high": None}
@@ -335,7 +337,9 @@ def generation_cells(measurement: GenerationMeasurement) -> Iterator[dict]:
                         "stop": stop,
                         "measure": measure,
                         **mean_over_units(
-                            values, measurement.unit, measurement.settings.confidence
+                            values,
+                            measurement.unit,
+                            measurement.settings.confidence,
                         ),
                         "rows": rows,
                     }

@@ -578,7 +578,14 @@ def rows_panel(
 
 
 def dot(
-    at: float, value: float, low: float, high: float, color: str, *, hollow: bool = False, **style
+    at: float,
+    value: float,
+    low: float,
+    high: float,
+    color: str,
+    *,
+    hollow: bool = False,
+    **style,
 ) -> Curve:
     """A value with its interval, in row `at`."""
     style = {"marker": "o", "hollow": hollow, **style}

@@ -239,7 +239,9 @@ def draw_targets(
 
 
 def shorten_lengths(
-    room: np.ndarray, lengths: Sequence[int], least_documents: int
+    room: np.ndarray,
+    lengths: Sequence[int],
+    least_documents: int,
 ) -> tuple[list[int], str]:
     """Drop lengths from the top, except for the shortest one, until `least_documents` documents
     have `room` (n_documents,); returns them and a sentence ('' if none)."""

@@ -154,7 +154,11 @@ class LossMeasurement(Measurement):
         )
 
     def score(
-        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance
+        self,
+        cell: EvaluationCell,
+        model: Transformer,
+        batch: int,
+        advance: Advance,
     ) -> np.ndarray:
         """Score the windows of this rank or of its context group, and gather those of the others;
         progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
@@ -169,7 +173,11 @@ class LossMeasurement(Measurement):
         if cell.role == CONTROL and self.plan.repeats is not None:
             text = ControlText(self.text, self.plan.repeats)
         scorer = ModelScorer(
-            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
+            model,
+            device=self.device,
+            chunk=cell.chunk,
+            length=cell.length,
+            shard=ranks.shard,
         )
         # Processes that share each window: the first one reports their losses.
         sharing = 1 if ranks.shard is None else ranks.shard.size

@@ -178,7 +178,9 @@ def fixed_plan(
 
 
 def with_repeats(
-    plan: EvaluationPlan, settings: EvaluationSettings, text: EvaluationText
+    plan: EvaluationPlan,
+    settings: EvaluationSettings,
+    text: EvaluationText,
 ) -> EvaluationPlan:
     """The plan with repeated text of the same documents as further targets."""
     repeats = draw_repeats(

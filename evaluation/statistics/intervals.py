@@ -111,7 +111,11 @@ def _half_width(variances: list[float], sizes: list[int], alpha: float, power: f
 
 
 def interval_over_units(
-    values: np.ndarray, unit: np.ndarray, *, alpha: float = 0.05, family: int = 1
+    values: np.ndarray,
+    unit: np.ndarray,
+    *,
+    alpha: float = 0.05,
+    family: int = 1,
 ) -> MeanInterval:
     """The mean of `values` (n,), whose units are `unit` (n,)."""
     return interval(unit_means(values, unit), unit_counts(unit), alpha=alpha, family=family)

@@ -67,7 +67,10 @@ def score_items(
             prompts = prompts[:, -max(1, cut - inputs.shape[2]) :]
         if items.placed is None:
             places = TokenPositions.plain(
-                inputs.shape[2], offset=prompts.shape[1], length=length, device=device
+                inputs.shape[2],
+                offset=prompts.shape[1],
+                length=length,
+                device=device,
             )
         else:
             places = token_positions(items.placed, members, length, device)
@@ -97,7 +100,10 @@ def score_batch(
         part = prompts[:, start : start + chunk]
         (length,) = places.lengths
         positions = TokenPositions.plain(
-            part.shape[1], offset=start, length=length, device=prompts.device
+            part.shape[1],
+            offset=start,
+            length=length,
+            device=prompts.device,
         )
         keep = int(start + chunk >= width)
         at_end = [model(part, positions, cache=cache, keep=keep)]
