@@ -50,7 +50,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import EvaluationError
-from evaluation.protocols import SETTINGS_CLASSES, settings_class
+from evaluation.evaluation_settings import SETTINGS_CLASSES, settings_class
 from evaluation.scoring.methods import builtin_methods
 from settings.help import HelpTopics, SettingsParser
 from settings.load import is_override, load_settings

@@ -140,7 +140,7 @@ def evaluate(
     """
     _require_clone()
     from evaluation.evaluate_runs import run_evaluation
-    from evaluation.protocols import settings_class
+    from evaluation.evaluation_settings import settings_class
     from interop.runs import run_of
     from model.devices import prepare_cpu
     from settings.load import load_settings

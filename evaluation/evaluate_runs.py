@@ -12,16 +12,15 @@ from data.task_data import generated
 from data.tasks import HaystackTask, TextTask
 from errors import EvaluationError, printable
 from evaluation.diagnostics.attention import AttentionMeasurement
-from evaluation.diagnostics.diagnostic_settings import (
-    AttentionDiagnosticSettings,
-    GenerationDiagnosticSettings,
-)
 from evaluation.diagnostics.generation import GenerationMeasurement
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import (
+    AttentionDiagnosticSettings,
     ContaminationSettings,
     EvaluationSettings,
+    GenerationDiagnosticSettings,
     MeasurementSettings,
+    TaskEvaluationSettings,
 )
 from evaluation.ranks import EvaluationRanks, joined
 from evaluation.reports.diagnostic_report import attention_report, generation_report
@@ -38,12 +37,12 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
+from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.scoring.windows import choose_targets
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
 from evaluation.tasks.task_session import TaskMeasurement
-from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump
@@ -66,7 +65,7 @@ class Evaluation:
     """What every kind of evaluation receives: `settings` and the opened `runs`.
 
     Attributes:
-        dry_run: sessions print their cells and estimates instead of measuring.
+        dry_run: measurements print their cells and estimates instead of measuring.
         command: stored in results.json.
     """
 
@@ -93,13 +92,14 @@ class Evaluation:
             )
         return kept
 
-    def measure(self, session: Measurement) -> Any:
-        """The result of a session; None for a dry run, and in processes other than the first."""
+    def measure(self, measurement: Measurement) -> bool:
+        """Score every method at every length, or print what a dry run prints; whether this process
+        reports the numbers."""
         if self.dry_run:
-            session.forecast()
-            return None
-        result = session.run()  # score every method at every length
-        return result if self.ranks.main else None
+            measurement.forecast()
+            return False
+        measurement.run()
+        return self.ranks.main
 
     def facts(self, **first: str) -> dict:
         """What results.json says about the first run and this command."""
@@ -201,7 +201,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
         targets.append(choose_targets(drawn_by, text, run.tokenizer, length, evaluation.console))
     if not has_one_tokenizer:
         targets = choose_byte_spans(targets)
-    results = []
+    measurements = {}
     for run, chosen in zip(runs, targets, strict=True):
         methods = evaluation.methods(run)
         left_out = {}
@@ -210,7 +210,7 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
             more, left_out = compatible_methods(run.model.trained_length, offered)
             labels = [method.label for method in methods]
             methods += [method for method in more if method.label not in labels]
-        session = LossMeasurement(
+        measurement = LossMeasurement(
             settings,
             run.model,
             chosen,
@@ -219,18 +219,16 @@ def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
             console=evaluation.console,
             ranks=evaluation.ranks,
         )
-        session.left_out = left_out
-        results.append(evaluation.measure(session))
-    if None in results:
+        measurement.left_out = left_out
+        measurements[run.name] = measurement
+    measured = [evaluation.measure(measurement) for measurement in measurements.values()]
+    if not all(measured):
         return None
-    facts = evaluation.facts(corpus=stores[0].name)
     name = f"{settings.protocol}-{settings.identity()}"
     if len(runs) > 1:
         hashes = [run.model.checkpoint_hash for run in runs]
-        digest = sha256_of("".join([settings.identity(), *hashes]))
-        name = f"comparison-{digest[:8]}"
-    names = [run.name for run in runs]
-    return loss_report(dict(zip(names, results, strict=True)), name, facts)
+        name = f"comparison-{sha256_of(''.join([settings.identity(), *hashes]))[:8]}"
+    return loss_report(measurements, name, evaluation.facts(corpus=stores[0].name))
 
 
 def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
@@ -276,11 +274,11 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
 
 
 def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
-    """Items of one task, by length, depth and distance."""
+    """Items of one task, by length and depth."""
     settings = evaluation.settings
     (run,) = evaluation.runs
     drawn, facts = draw_items(settings, run)
-    session = TaskMeasurement(
+    measurement = TaskMeasurement(
         settings,
         run.model,
         drawn,
@@ -289,11 +287,10 @@ def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
         facts={"tokenizer_hash": run.tokenizer.hash, **facts},
         console=evaluation.console,
     )
-    result = evaluation.measure(session)
-    if result is None:
+    if not evaluation.measure(measurement):
         return None
-    result.facts |= evaluation.facts()
-    return task_report(result, f"{result.facts['task']}-{settings.identity()}")
+    measurement.facts |= evaluation.facts()
+    return task_report(measurement, f"{measurement.facts['task']}-{settings.identity()}")
 
 
 def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[DrawnItems, dict]:
@@ -325,33 +322,35 @@ def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[Dra
     return drawn, {"haystack": origin}
 
 
-def evaluate_diagnostic(evaluation: Evaluation) -> EvaluationReport | None:
+def evaluate_diagnostic(
+    evaluation: Evaluation,
+    make: Callable[..., Measurement],
+    report_of: Callable,
+) -> EvaluationReport | None:
     """Attention weights, or the text that the model generates past its trained length."""
     settings = evaluation.settings
     (run,) = evaluation.runs
     stores = open_stores(settings, [run])
-    make, report_of = DIAGNOSTICS[type(settings)]
-    session = make(
-        settings,
-        run.model,
-        store=stores.read,
-        tokenizer=run.tokenizer,
-        methods=evaluation.methods(run),
-        console=evaluation.console,
-    )
-    result = evaluation.measure(session)
-    if result is None:
+    text = EvaluationText(stores.read, settings.bos, run.tokenizer.bos_id)
+    methods = evaluation.methods(run)
+    measurement = make(settings, run.model, text, run.tokenizer, methods, evaluation.console)
+    if not evaluation.measure(measurement):
         return None
-    result.facts |= evaluation.facts(corpus=stores.name)
-    return report_of(result, f"{settings.protocol}-{settings.identity()}")
+    measurement.facts |= evaluation.facts(corpus=stores.name)
+    return report_of(measurement, f"{settings.protocol}-{settings.identity()}")
 
 
-DIAGNOSTICS: dict[type[MeasurementSettings], tuple[Callable, Callable]] = {  # session, report
-    AttentionDiagnosticSettings: (AttentionMeasurement, attention_report),
-    GenerationDiagnosticSettings: (GenerationMeasurement, generation_report),
-}
 KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport | None]] = {
     EvaluationSettings: evaluate_loss,
     TaskEvaluationSettings: evaluate_task,
-    **dict.fromkeys(DIAGNOSTICS, evaluate_diagnostic),
+    AttentionDiagnosticSettings: partial(
+        evaluate_diagnostic,
+        make=AttentionMeasurement,
+        report_of=attention_report,
+    ),
+    GenerationDiagnosticSettings: partial(
+        evaluate_diagnostic,
+        make=GenerationMeasurement,
+        report_of=generation_report,
+    ),
 }

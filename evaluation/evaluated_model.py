@@ -82,7 +82,13 @@ class EvaluatedModel:
 
     def under(self, overrides: Sequence[str], dtype: str = "float32") -> Transformer:
         """The model under a method; the one that an earlier call returned becomes invalid."""
-        model = self._in_dtype(getattr(torch, dtype))
+        wanted = getattr(torch, dtype)
+        model = self._model
+        if model.embed.weight.dtype != wanted:
+            if self._cast is None or self._cast.embed.weight.dtype != wanted:
+                self._cast = None  # free the copy before the next one is made
+                self._cast = pack(copy.deepcopy(model).to(wanted))
+            model = self._cast
         model.reposition(self.settings_under(overrides).model)
         return model
 
@@ -100,9 +106,29 @@ class EvaluatedModel:
         if widens(self.settings, settings):
             raise EvaluationError("the model was trained with a narrower window")
         scheme = self.position(overrides)
-        if self.bos_first and bos != "every-window" and new_sinks(scheme, self.position(())):
-            raise EvaluationError(f"sinks need bos=every-window. {self.bos_first}")
+        self.check_sinks({"sinks": scheme}, bos)
         return scheme
+
+    def check_sinks(self, schemes: Mapping[str, dict], bos: str) -> str:
+        """A note about methods that keep the first tokens of windows, which start anywhere in a
+        document.
+
+        Raises EvaluationError if the model was trained with BOS there.
+        """
+        trained = self.position(())
+        names = ", ".join(label for label, scheme in schemes.items() if new_sinks(scheme, trained))
+        if not names or bos == "every-window":
+            return ""
+        if self.bos_first:
+            raise EvaluationError(
+                f"{names}: the first tokens of a window are kept as sinks. {self.bos_first}, but "
+                "windows inside a document start with any token: set bos=every-window, or remove "
+                "these methods"
+            )
+        return (
+            f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
+            "start of a training window; bos=every-window puts BOS first."
+        )
 
     def schemes(self, methods: Sequence[Method]) -> dict[str, dict]:
         """Position settings by method. Raises EvaluationError for an illegal one."""
@@ -115,7 +141,10 @@ class EvaluatedModel:
         return schemes
 
     def absent_cells(
-        self, methods: Sequence[Method], lengths: Mapping[int, int], refuse: bool
+        self,
+        methods: Sequence[Method],
+        lengths: Mapping[int, int],
+        refuse: bool,
     ) -> dict[CellPlace, str]:
         """The cells whose length exceeds the positions of their method, and why.
 
@@ -144,15 +173,6 @@ class EvaluatedModel:
                     f"{legal_overrides(self.settings.model)}".rstrip()
                 )
         return absent
-
-    def _in_dtype(self, dtype: torch.dtype) -> Transformer:
-        """The model as it was read, or a cast copy; at most one copy is kept."""
-        if self._model.embed.weight.dtype == dtype:
-            return self._model
-        if self._cast is None or self._cast.embed.weight.dtype != dtype:
-            self._cast = None  # free it before the next one is made
-            self._cast = pack(copy.deepcopy(self._model).to(dtype))
-        return self._cast
 
 
 @dataclass(frozen=True)

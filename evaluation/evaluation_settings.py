@@ -1,13 +1,18 @@
-"""Settings of an evaluation. Every field is a key of a YAML file and an override on the command
-line."""
+"""Settings of each kind of evaluation, and the class that `protocol` selects. Every field is a key
+of a YAML file and an override on the command line."""
 
 import json
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
 
-from pydantic import field_validator, model_validator
+from pydantic import NonNegativeFloat, field_validator, model_validator
 
+from data.data_settings import Lengths, bounds_of
 from data.files import sha256_of
+from data.tasks import TaskSettings
+from errors import EvaluationError
 from settings.fields import RemovedSetting, StrictSettings, setting
+from settings.load import setting_before_validation
 
 
 class ContaminationSettings(StrictSettings):
@@ -61,23 +66,17 @@ class MeasurementSettings(StrictSettings):
             raise ValueError("lengths must be positive and at least one")
         return value
 
-    def asked(self, but: set[str]) -> dict:
-        """As JSON, without the keys `but`. Equal settings are equal in all versions: keys added
-        later are included only if they are set, and removed ones have their default."""
-        later = {
-            key
-            for key in ("weights", "targets_by", "ngram", "positions")
-            if key in type(self).model_fields
-            and getattr(self, key) == type(self).model_fields[key].default
-        }
-        removed = {key: old.default for key, old in self.removed.items() if key not in but}
-        return self.model_dump(mode="json", exclude=but | later) | removed
-
     def identity(self) -> str:
         """Hash of the settings that determine the numbers; those of the machine and of the report
-        do not count."""
-        machine = {"device", "batch", "context", "memory", "minutes"}
-        asked = self.asked({*machine, "folder", "exposure"})
+        do not count. Equal settings are equal in all versions: keys added later are included only
+        if they are set, and removed ones have their default."""
+        left_out = {"device", "batch", "context", "memory", "minutes", "folder", "exposure"}
+        removed = {key: old.default for key, old in self.removed.items() if key not in left_out}
+        for key in ("weights", "targets_by", "ngram", "positions"):
+            field = type(self).model_fields.get(key)
+            if field is not None and getattr(self, key) == field.default:
+                left_out.add(key)
+        asked = self.model_dump(mode="json", exclude=left_out) | removed
         return sha256_of(json.dumps(asked, sort_keys=True))[:8]
 
 
@@ -167,3 +166,114 @@ class EvaluationSettings(TargetSettings):
     def step(self, length: int) -> int:
         """sliding: new targets per window."""
         return self.stride or max(1, length // 8)
+
+
+class TaskEvaluationSettings(MeasurementSettings):
+    """Items of one task at several lengths: accuracy by likelihood, and exact match."""
+
+    protocol: Literal["tasks"] = setting("tasks", "items with one right answer each")
+    task: TaskSettings | None = setting(None, "the task; null: the one the run was trained on")
+    lengths: list[Lengths] | None = setting(
+        None,
+        "input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4. "
+        "Tasks on symbols: length of the problems, or [minimum, maximum]; default: those of "
+        "training up to N, N+1 to 2N, 2N+1 to 3N",
+    )
+    items: int = setting(
+        200, "items per length; in text, the same questions in longer contexts", ge=1
+    )
+    positions: Literal["fixed", "redrawn"] | None = setting(
+        None,
+        "tasks on symbols: draw positions as data.positions of the run does, once for "
+        "all items (fixed) or for each item (redrawn); null: 0, 1, 2, ..., or those of the task",
+    )
+    depths: int = setting(5, "depths of the hidden fact, evenly from 0 (far) to 1 (near)", ge=1)
+    haystacks: int = setting(40, "maximum number of haystack texts, used evenly", ge=1)
+    haystack_store: str | None = setting(
+        None,
+        "folder of a prepared corpus whose held-out text is the haystack; null: the "
+        "run's own if it was trained on text, else task.haystack",
+    )
+    unreachable: Literal["refuse", "dash"] = setting(
+        "refuse", "a length that no method supports is an error, or a dash in the table"
+    )
+    batch: int | None = setting(None, "items per batch; default: as the memory allows", ge=1)
+
+    def grid(self, trained_length: int) -> list[int]:
+        """The lengths of a task in text in ascending order, including the trained length."""
+        lengths = self.lengths or [trained_length * n for n in (1, 2, 4)]
+        whole = {length for length in lengths if isinstance(length, int)}
+        if len(whole) < len(set(lengths)):
+            raise EvaluationError("lengths: a task in text has numbers, not [minimum, maximum]")
+        return sorted({*whole, trained_length})
+
+    def ranges(self, trained: tuple[int, int]) -> list[tuple[int, int]]:
+        """Minimum and maximum length of the problems of a task on symbols, in ascending order."""
+        most = trained[1]
+        default = [trained, (most + 1, 2 * most), (2 * most + 1, 3 * most)]
+        ranges = [bounds_of(lengths) for lengths in self.lengths or default]
+        if len({longest for _, longest in ranges}) < len(ranges):
+            raise EvaluationError("lengths: two ranges have the same maximum; change one of them")
+        return sorted(ranges, key=lambda bounds: bounds[1])
+
+
+class DiagnosticSettings(TextSettings):
+    """Settings shared by the diagnostics."""
+
+    methods: list[str] | dict[str, list[str]] = setting(
+        ["trained"], "labels of configs/evaluation/methods.yaml, or label: [overrides of the model]"
+    )
+
+
+class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
+    """Attention weights at and beyond the trained length, of the last queries of windows of fixed
+    targets."""
+
+    removed: ClassVar[dict[str, RemovedSetting]] = {
+        name: RemovedSetting(default, "outputs are not compared with float64: set dtype instead")
+        for name, default in (("precision", ["float32", "bfloat16"]), ("precision_windows", 2))
+    }
+
+    protocol: Literal["attention"] = "attention"
+    windows: int = setting(16, "number of spans whose queries are recorded, evenly spread", ge=1)
+
+
+class GenerationDiagnosticSettings(DiagnosticSettings):
+    """Repetition and loss of the text that a model generates past its trained length."""
+
+    protocol: Literal["generation"] = "generation"
+    prompt: int | None = setting(None, "tokens of each prompt; default: L0 / 2", ge=1)
+    length: int | None = setting(None, "total tokens, including the prompt; default: 4 x L0", ge=2)
+    prompts: int = setting(16, "maximum number of prompts, one of each document", ge=1)
+    bucket: int | None = setting(
+        None,
+        "tokens per bucket of positions, and distance within which repetitions are "
+        "counted; default: L0 / 2",
+        ge=8,
+    )
+    temperatures: list[NonNegativeFloat] = setting(
+        [0.0, 1.0], "sampling temperatures; 0 is greedy", min_length=1
+    )
+
+
+SETTINGS_CLASSES: tuple[type[MeasurementSettings], ...] = (
+    EvaluationSettings,
+    TaskEvaluationSettings,
+    AttentionDiagnosticSettings,
+    GenerationDiagnosticSettings,
+)
+
+
+def settings_class(overrides: Sequence[str]) -> type[MeasurementSettings]:
+    """The settings class that `protocol` selects in settings files and overrides; without it the
+    one of the loss of text."""
+    protocol = setting_before_validation(overrides, "protocol")
+    if protocol is None:
+        return EvaluationSettings
+    known = []
+    for settings in SETTINGS_CLASSES:
+        protocols = get_args(settings.model_fields["protocol"].annotation)
+        if protocol in protocols:
+            return settings
+        known += protocols
+    raise EvaluationError(f"protocol={protocol} is unknown; choose one of {', '.join(known)}")

@@ -13,7 +13,7 @@ import torch
 from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PLAIN
-from evaluation.scoring.scoring import ModelScorer, merge_ranks
+from evaluation.fixed_targets import measure_windows
 from evaluation.scoring.targets import (
     EvaluationText,
     TargetSet,
@@ -21,6 +21,8 @@ from evaluation.scoring.targets import (
     reaches,
     shorten_lengths,
 )
+from evaluation.scoring.text_loss import ModelScorer, by_shape, merge_ranks
+from evaluation.scoring.windows import fixed_windows
 from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
 from evaluation.tasks.task_session import score_items
 from model import Transformer
@@ -84,19 +86,19 @@ def text_nll(
 ) -> np.ndarray:
     """A rank's share of the NLL of fixed spans of documents."""
     scorer = ModelScorer(model, device=device, length=length)
-    spans = len(targets.end)
-    nll = np.full((spans, targets.span), np.nan)
-    size = rows_of(length)
-    groups = np.split(np.arange(spans), range(size, spans, size))
-    for start in range(0, len(groups), world):
-        own = groups[start + rank : start + rank + 1]
-        # without a batch of its own, a pass whose result is discarded
-        rows = own[0] if own else groups[0][:1]
-        tokens = text.windows(targets.document[rows], targets.end[rows], length)
-        losses = scorer(tokens, targets.span)
-        if own:
-            nll[rows] = np.where(np.isfinite(losses), losses, np.inf)
-    return nll.reshape(-1)
+    windows = fixed_windows(targets, length)
+    groups = by_shape(windows[:, 2:], rows_of(length))
+    own = groups[rank::world]
+    nll = np.full(len(windows) * targets.span, np.nan)
+
+    def nll_of(tokens: np.ndarray, keep: int) -> np.ndarray:
+        losses = scorer(tokens, keep)
+        return np.where(np.isfinite(losses), losses, np.inf)
+
+    measure_windows(nll_of, text.windows, windows, own, nll)
+    if len(own) * world < len(groups):  # has passed a batch less: its result is discarded
+        scorer(text.windows(targets.document[:1], targets.end[:1], length), targets.span)
+    return nll
 
 
 def item_nll(

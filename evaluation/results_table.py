@@ -84,15 +84,7 @@ def row_of(
 ) -> ResultRow:
     """The row of a number, or of an interval with its sample."""
     if isinstance(value, MeanInterval):
-        columns |= {
-            "low": value.low,
-            "high": value.high,
-            "seeds": " and ".join(map(str, value.seeds)),
-            "units": value.units,
-            "family": value.family,
-            "level": round(1 - (1 - value.level) * value.family, 9),
-        }
-        value = value.estimate
+        return ResultRow(variant, metric, length=length, **value._asdict(), **columns)
     return ResultRow(variant, metric, float(value), length, **columns)
 
 
@@ -118,7 +110,10 @@ def select(
 
 
 def select_one(
-    table: pd.DataFrame, metric: str, variant: str, length: int | None = None
+    table: pd.DataFrame,
+    metric: str,
+    variant: str,
+    length: int | None = None,
 ) -> ResultRow | None:
     """The row over all seeds, of a length or of all lengths; None if there is none."""
     rows = (row for row in select(table, metric, variant) if row.length == length)

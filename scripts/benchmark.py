@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no install
 from data.files import write_text
 from errors import TrainingError
 from evaluation.reports.document import markdown_table
-from evaluation.scoring.scoring import ModelScorer
+from evaluation.scoring.text_loss import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.extras import load_extra

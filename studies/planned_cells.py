@@ -21,8 +21,7 @@ from data import DataSettings, is_prepared
 from data.files import canonical_hash, read_object
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluate_runs import is_intact
-from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
-from evaluation.protocols import settings_class
+from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings, settings_class
 from evaluation.reports.document import counted
 from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
 from model import ModelError

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.protocols import settings_class
+from evaluation.evaluation_settings import settings_class
 from model import SCHEMES, TokenPositions, Transformer
 from tests.files import ROOT
 from tests.interop.models import make

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from evaluation.diagnostics.diagnostic_settings import DiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.evaluation_settings import DiagnosticSettings
 from evaluation.scoring.cells import Measurement
 from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
@@ -26,11 +26,10 @@ class DiagnosticMeasurement(Measurement):
         self,
         settings: DiagnosticSettings,
         subject: EvaluatedModel,
-        methods: list[Method],
-        lengths: Mapping[int, int],
-        *,
         text: EvaluationText,
         tokenizer,
+        methods: list[Method],
+        lengths: Mapping[int, int],
         document: np.ndarray,
         console,
     ):
@@ -38,6 +37,7 @@ class DiagnosticMeasurement(Measurement):
         methods = [method for method in methods if not method.truncates]
         facts = {"corpus_hash": text.store.hash, "tokenizer_hash": tokenizer.hash}
         super().__init__(settings, subject, methods, lengths, facts=facts, console=console)
+        self.text = text
         units, _, self.unit_kind = text.units()
         self.unit = units[document]
         self.documents = len(np.unique(document))

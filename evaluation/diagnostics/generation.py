@@ -3,18 +3,18 @@
 The true continuation is the reference. A row ends when the model generates EOS.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
-from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.scoring.cells import Advance, EvaluationCell
+from evaluation.evaluation_settings import GenerationDiagnosticSettings
+from evaluation.scoring.cells import Advance, CellFailed, EvaluationCell
 from evaluation.scoring.methods import Method
-from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.targets import EvaluationText, draw_integer, draw_targets
+from evaluation.scoring.text_loss import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import Transformer
@@ -22,12 +22,27 @@ from model import Transformer
 REAL = "real text"
 GRAM = 4
 
-MEASURES = {
-    "repeated_4": "share of 4-grams that ended before within as many tokens as a bucket has",
-    "distinct_1": "different tokens of a bucket, as a share of its tokens",
-    "longest_run": "longest stretch of a bucket, in tokens, that repeats one of the last tokens "
-    "before",
-    "nll": "NLL of the tokens under the model, nats, at temperature 1",
+TEXT = {  # heading and format in reports, meaning
+    "repeated_4": (
+        "4-grams repeated",
+        ".1%",
+        "share of 4-grams that ended before within as many tokens as a bucket has",
+    ),
+    "distinct_1": (
+        "distinct tokens of a bucket",
+        ".1%",
+        "different tokens of a bucket, as a share of its tokens",
+    ),
+    "longest_run": (
+        "longest repeated stretch, tokens",
+        ".1f",
+        "longest stretch of a bucket, in tokens, that repeats one of the last tokens before",
+    ),
+    "nll": (
+        "NLL of the text, nats",
+        ".2f",
+        "NLL of the tokens under the model, nats, at temperature 1",
+    ),
 }
 
 
@@ -45,8 +60,7 @@ class GenerationMeasurement(DiagnosticMeasurement):
 
     Attributes:
         edges: of the buckets of positions; the first is the prompt's length.
-        by_source: (method, source) -> measure -> (prompts, buckets).
-        texts: (method, source) -> continuation of the first prompt.
+        sources: the roles of cells: what continues the prompts.
     """
 
     settings: GenerationDiagnosticSettings
@@ -56,11 +70,10 @@ class GenerationMeasurement(DiagnosticMeasurement):
         self,
         settings: GenerationDiagnosticSettings,
         subject: EvaluatedModel,
-        *,
-        store,
+        text: EvaluationText,
         tokenizer,
         methods: list[Method],
-        console,
+        console=None,
     ):
         l0 = subject.trained_length
         prompt = settings.prompt or max(1, l0 // 2)
@@ -73,7 +86,6 @@ class GenerationMeasurement(DiagnosticMeasurement):
             )
         self.prompt = prompt
         self.tokenizer = tokenizer
-        text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
         drawn = draw_targets(
             text,
             tokenizer_hash=tokenizer.hash,
@@ -84,21 +96,20 @@ class GenerationMeasurement(DiagnosticMeasurement):
             seed=settings.seed,
             least_documents=settings.least_documents,
         )
+        lengths = {total: total - 1}  # the last token is generated and not read
         super().__init__(
             settings,
             subject,
+            text,
+            tokenizer,
             methods,
-            {total: total - 1},  # the last token is generated and not read
-            text=text,
-            tokenizer=tokenizer,
-            document=drawn.document,
-            console=console,
+            lengths,
+            drawn.document,
+            console,
         )
         self.edges = [*range(prompt, total - width // 2, width), total]
         self.targets_hash = drawn.hash
         self.sources = [*map(source_of, settings.temperatures), REAL]
-        self.by_source: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-        self.texts: dict[tuple[str, str], str] = {}
         self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.title = f"{len(self.real)} prompts of {prompt} tokens"
 
@@ -131,7 +142,10 @@ class GenerationMeasurement(DiagnosticMeasurement):
         if cell.role != REAL:
             temperatures = {source_of(t): t for t in self.settings.temperatures}
             tokens, ends = self._generate(
-                model, tokens, temperatures[cell.role], lambda: advance(1 / cell.keep)
+                model,
+                tokens,
+                temperatures[cell.role],
+                lambda: advance(1 / cell.keep),
             )
         scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=cell.length)
         nll = np.full(tokens.shape, np.nan)
@@ -144,9 +158,12 @@ class GenerationMeasurement(DiagnosticMeasurement):
         text = self.tokenizer.decode(tokens[0, self.prompt : ends[0]].tolist())
         return text, values
 
-    def keep(self, cell: EvaluationCell, values: tuple[str, dict[str, np.ndarray]]) -> None:
-        where = (cell.method.label, cell.role)
-        self.texts[where], self.by_source[where] = values
+    def continuations(self) -> Iterator[tuple[str, str, str, dict[str, np.ndarray]]]:
+        """Of every measured cell: method, source, the first continuation, and measure -> (prompts,
+        buckets)."""
+        for cell in self.cells():
+            if cell.where in self.kept[cell.role]:
+                yield cell.method.label, cell.role, *self.kept[cell.role][cell.where]
 
     def _generate(
         self,
@@ -161,15 +178,13 @@ class GenerationMeasurement(DiagnosticMeasurement):
         eos_ids = self.tokenizer.eos_ids
         out = rows.copy()
         ends = np.full(len(rows), rows.shape[1])
+        seed = str(self.settings.seed)
         generation = Generation(
             model,
             [row[:prompt].tolist() for row in rows],
             rows.shape[1] - prompt,
             SamplingParams(temperature=temperature),
-            seeds=[
-                draw_integer(str(self.settings.seed), "generation", row) % 2**63
-                for row in range(len(rows))
-            ],
+            seeds=[draw_integer(seed, "generation", row) % 2**63 for row in range(len(rows))],
             eos_ids=eos_ids,
             vocab_size=self.tokenizer.vocab_size,
             prefill_chunk=self.settings.chunk,
@@ -218,7 +233,7 @@ def by_bucket(
     """
     runs = repeated_runs(tokens, edges[1] - edges[0])
     buckets = len(edges) - 1
-    out = {name: np.full((len(tokens), buckets), np.nan) for name in MEASURES}
+    out = {name: np.full((len(tokens), buckets), np.nan) for name in TEXT}
     for row, end in enumerate(ends.tolist()):
         for n in range(buckets):
             low = edges[n]

@@ -24,17 +24,16 @@ results.json of generated text:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from evaluation.diagnostics import attention_weights, generation
-from evaluation.diagnostics.attention import AttentionMeasurement
+from evaluation.diagnostics.attention import ATTENTION, AttentionMeasurement
 from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
-from evaluation.diagnostics.generation import REAL, GenerationMeasurement
+from evaluation.diagnostics.generation import REAL, TEXT, GenerationMeasurement
 from evaluation.reports.document import ReportTable, counted
 from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.loss_report import positions, tokens_seen
@@ -51,37 +50,25 @@ from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
 
-# Measures of tables and figures: heading, format.
-ATTENTION = {
-    "entropy": ("entropy, nats", ".2f"),
-    "entropy_relative": ("entropy / ln n", ".0%"),
-    "first_token": ("mass on first token", ".1%"),
-    "mass_beyond": ("mass beyond L0", ".1%"),
-    "logit_std": ("sd of logits", ".2f"),
-    "logit_max": ("largest logit", ".2f"),
-    "reach_90": ("reach of 90%, tokens", ",.0f"),
-}
-TEXT = {
-    "repeated_4": ("4-grams repeated", ".1%"),
-    "distinct_1": ("distinct tokens of a bucket", ".1%"),
-    "longest_run": ("longest repeated stretch, tokens", ".1f"),
-    "nll": ("NLL of the text, nats", ".2f"),
-}
 DIGITS = 6  # significant ones in results.json
 MEAN = "mean"
 UNIFORM = "uniform attention"
 
 
-def record_of(result: DiagnosticMeasurement, **record) -> dict:
+def record_of(measurement: DiagnosticMeasurement, **record) -> dict:
     """The content of results.json."""
     common = {
-        **basis(result),
-        "documents": result.documents,
-        "unit_count": len(np.unique(result.unit)),
-        "unit": result.unit_kind,
-        "bos": result.settings.bos,
+        **basis(measurement),
+        "documents": measurement.documents,
+        "unit_count": len(np.unique(measurement.unit)),
+        "unit": measurement.unit_kind,
+        "bos": measurement.settings.bos,
     }
     return clean(common | record, DIGITS)
+
+
+def meanings(measures: Mapping[str, tuple[str, str, str]]) -> dict[str, str]:
+    return {measure: meaning for measure, (*_, meaning) in measures.items()}
 
 
 def flat_rows(record: dict) -> Iterator[ResultRow]:
@@ -115,8 +102,8 @@ def measures_figure(
     x: str = "length, tokens (log scale)",
 ) -> Figure:
     """A panel for each measure, whose `rows` these are."""
-    shares = [heading for heading, form in measures.values() if str(form).endswith("%")]
-    by_heading = {heading: rows(measure) for measure, (heading, _) in measures.items()}
+    shares = [heading for heading, form, _ in measures.values() if str(form).endswith("%")]
+    by_heading = {heading: rows(measure) for measure, (heading, *_) in measures.items()}
     return multiples(by_heading, styles, axis, text, x=x, shares=shares)
 
 
@@ -133,34 +120,31 @@ def stem_of(stem: str, name: str) -> str:
 # Attention.
 
 
-def attention_report(result: AttentionMeasurement, name: str = "attention") -> EvaluationReport:
+def attention_report(
+    measurement: AttentionMeasurement, name: str = "attention"
+) -> EvaluationReport:
     record = record_of(
-        result,
+        measurement,
         kind="attention",
-        targets_hash=result.plan.hash,
-        windows=len(result.unit),
-        queries=result.settings.targets,
-        lengths=result.plan.lengths,
-        layer_kinds=result.layer_kinds,
-        measures=attention_weights.MEASURES,
-        cells=list(measure_cells(result)),
-        by_distance=list(distance_cells(result)),
+        targets_hash=measurement.plan.hash,
+        windows=len(measurement.unit),
+        queries=measurement.settings.targets,
+        lengths=measurement.plan.lengths,
+        layer_kinds=measurement.layer_kinds,
+        measures=meanings(ATTENTION),
+        cells=list(measure_cells(measurement)),
+        by_distance=list(distance_cells(measurement)),
     )
     details = [
         f"Means over the last {record['queries']} queries of {record['windows']} windows of "
-        f"{counted(result.documents, 'document')}, over all heads and layers.",
+        f"{counted(measurement.documents, 'document')}, over all heads and layers.",
     ]
-    return report_of(
-        result,
-        record,
-        name,
-        "Attention of",
-        rows=attention_rows,
-        verdict=attention_verdict,
-        details=details,
-        tables=attention_tables,
-        draw=attention_figures,
-    )
+    report = report_of(measurement, record, attention_rows(record), name, "Attention of", details)
+    r = report.results
+    report.verdict = attention_verdict(r)
+    report.tables = attention_tables(r)
+    report.draw = lambda: attention_figures(r)
+    return report
 
 
 def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
@@ -175,24 +159,28 @@ def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
             yield {"layer": layer, "head": head}, of_layer[:, :, head : head + 1]
 
 
-def measure_cells(result: AttentionMeasurement) -> Iterator[dict]:
+def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
-    for (method, length), sample in result.seen.items():
-        for measure in attention_weights.MEASURES:
+    for (method, length), sample in measurement.kept[""].items():
+        for measure in ATTENTION:
             for place, part in places(sample[measure]):
                 cell = {"method": method, "length": length, **place, "measure": measure}
                 if place["head"] is None:
                     by_window = part.nanmean((1, 2)).numpy()
-                    cell |= mean_over_units(by_window, result.unit, result.settings.confidence)
+                    cell |= mean_over_units(
+                        by_window,
+                        measurement.unit,
+                        measurement.settings.confidence,
+                    )
                 else:
                     cell |= {"value": float(part.nanmean()), "low": None, "high": None}
                 if math.isfinite(cell["value"]):
                     yield cell
 
 
-def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
+def distance_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
-    for (method, length), sample in result.seen.items():
+    for (method, length), sample in measurement.kept[""].items():
         masses = places(sample["by_distance"])
         uniform = places(sample["visible"])
         for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
@@ -200,7 +188,7 @@ def distance_cells(result: AttentionMeasurement) -> Iterator[dict]:
                 "method": method,
                 "length": length,
                 **place,
-                "edges": result.edges(length),
+                "edges": measurement.edges(length),
                 "mass": mass.mean((0, 1, 2)).tolist(),
                 "uniform": visible.mean((0, 1, 2)).tolist(),
             }
@@ -304,44 +292,41 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
 # Generated text.
 
 
-def generation_report(result: GenerationMeasurement, name: str = "generation") -> EvaluationReport:
+def generation_report(
+    measurement: GenerationMeasurement, name: str = "generation"
+) -> EvaluationReport:
     record = record_of(
-        result,
+        measurement,
         kind="generation",
-        targets_hash=result.targets_hash,
-        prompts=len(result.unit),
-        edges=result.edges,
-        measures=generation.MEASURES,
-        cells=list(generation_cells(result)),
+        targets_hash=measurement.targets_hash,
+        prompts=len(measurement.unit),
+        edges=measurement.edges,
+        measures=meanings(TEXT),
+        cells=list(generation_cells(measurement)),
         samples=[
             {"method": method, "source": source, "text": text}
-            for (method, source), text in result.texts.items()
+            for method, source, text, _ in measurement.continuations()
         ],
     )
     details = [
-        f"{record['prompts']} prompts of {result.edges[0]:,} tokens from "
-        f"{counted(result.documents, 'document')}; trained at {record['trained_length']:,}."
+        f"{record['prompts']} prompts of {measurement.edges[0]:,} tokens from "
+        f"{counted(measurement.documents, 'document')}; trained at {record['trained_length']:,}."
     ]
-    return report_of(
-        result,
-        record,
-        name,
-        "Text generated by",
-        rows=flat_rows,
-        verdict=generation_verdict,
-        details=details,
-        tables=generation_tables,
-        draw=lambda r: {
-            stem_of("generation", each): source_figure(r, each, result.sources) for each in r.names
-        },
-    )
+    report = report_of(measurement, record, flat_rows(record), name, "Text generated by", details)
+    r = report.results
+    report.verdict = generation_verdict(r)
+    report.tables = generation_tables(r)
+    report.draw = lambda: {
+        stem_of("generation", each): source_figure(r, each, measurement.sources) for each in r.names
+    }
+    return report
 
 
-def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
+def generation_cells(measurement: GenerationMeasurement) -> Iterator[dict]:
     """One record for each method, source, measure and bucket that any row reaches."""
-    buckets = list(pairwise(result.edges))
-    for (method, source), by_measure in result.by_source.items():
-        for measure, by_bucket in by_measure.items():  # (P, buckets)
+    buckets = list(pairwise(measurement.edges))
+    for method, source, _, measures in measurement.continuations():
+        for measure, by_bucket in measures.items():
             for (start, stop), values in zip(buckets, by_bucket.T, strict=True):
                 rows = int(np.isfinite(values).sum())
                 if rows:
@@ -351,7 +336,11 @@ def generation_cells(result: GenerationMeasurement) -> Iterator[dict]:
                         "start": start,
                         "stop": stop,
                         "measure": measure,
-                        **mean_over_units(values, result.unit, result.settings.confidence),
+                        **mean_over_units(
+                            values,
+                            measurement.unit,
+                            measurement.settings.confidence,
+                        ),
                         "rows": rows,
                     }
 

@@ -578,7 +578,14 @@ def rows_panel(
 
 
 def dot(
-    at: float, value: float, low: float, high: float, color: str, *, hollow: bool = False, **style
+    at: float,
+    value: float,
+    low: float,
+    high: float,
+    color: str,
+    *,
+    hollow: bool = False,
+    **style,
 ) -> Curve:
     """A value with its interval, in row `at`."""
     style = {"marker": "o", "hollow": hollow, **style}
@@ -619,43 +626,28 @@ def ends_of(rows: Iterable[ResultRow]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def heat_map(
-    rows: Sequence[ResultRow],
-    *,
-    lengths: Sequence[int],
-    name: Callable[[ResultRow], str],
-    y: str,
-    down: bool = False,
-) -> Panel:
-    """Shaded cells with a share and its interval: by length, and by place (`at`), which `name`
-    names.
-
-    Args:
-        down: the first place is the upper one.
-    """
-    names = {row.at: name(row) for row in sorted(rows, key=attrgetter("at"))}
-    places = list(names)
+def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel:
+    """Shaded cells with a share and its interval: by length, and by place (`at`) from top to
+    bottom."""
+    places: list[Any] = sorted({row.at or 0.0 for row in rows})
 
     def draw(axes: Axes) -> None:
         shades = np.full((len(places), len(lengths)), np.nan)
         for row in rows:
             y = places.index(row.at)
-            x = lengths.index(row.length)
+            x = lengths.index(row.inputs)
             shades[y, x] = row.value
             color = "white" if row.value < 0.5 else INK
             text = f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})"
             axes.text(x, y, text, fontsize=7.5, color=color, ha="center", va="center")
-        axes.imshow(shades, SHADES, vmin=0, vmax=1, aspect="auto", origin="lower")
+        axes.imshow(shades, SHADES, vmin=0, vmax=1, aspect="auto")
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
-        axes.set_yticks(range(len(places)), names.values())
+        axes.set_yticks(range(len(places)), [f"{at:.2f}" for at in places])
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        if down:
-            axes.invert_yaxis()
 
-    height = 0.9 + 0.42 * max(3, len(places))
-    return Panel(y=y, scales=draw, is_filled=bool(rows), height=height)
+    return Panel(y=y, scales=draw, is_filled=bool(rows), height=0.9 + 0.42 * max(3, len(places)))
 
 
 def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:

@@ -52,7 +52,7 @@ from evaluation.statistics.loss_table import (
     Analysis,
     analyze,
     by_position,
-    losses_of,
+    describe_scheme,
     read_gains,
 )
 
@@ -540,7 +540,7 @@ def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
     return r.value("nll", name, r.lengths[-1]) or math.inf
 
 
-def reference(result: LossMeasurement, r: LossResults) -> list[str]:
+def reference(measurement: LossMeasurement, r: LossResults) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     lines = []
     trained = r.value("perplexity", name_of(TRAINED), r.trained_length)
@@ -550,64 +550,63 @@ def reference(result: LossMeasurement, r: LossResults) -> list[str]:
         lines.append(f"As trained at {r.trained_length:,}: perplexity {trained:.2f}{more}.")
     documents = counted(r.facts["documents"], "document")
     lines.append(f"{documents}; intervals describe this checkpoint, not the positional scheme.")
-    if result.left_out:
-        reasons = [f"{label} ({reason})" for label, reason in result.left_out.items()]
+    if measurement.left_out:
+        reasons = [f"{label} ({reason})" for label, reason in measurement.left_out.items()]
         lines.append(f"Built-in methods that do not apply here: {', '.join(reasons)}.")
     return lines
 
 
-def record_of(result: LossMeasurement, analysis: Analysis) -> dict:
+def record_of(measurement: LossMeasurement, analysis: Analysis) -> dict:
     """The content of results.json of one run."""
-    ids, counts = np.unique(result.unit, return_counts=True)
+    ids, counts = np.unique(measurement.unit, return_counts=True)
 
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
         """Mean NLL of each unit in the order of `units`."""
-        return None if nll is None else unit_means(nll, result.unit).tolist()
+        return None if nll is None else unit_means(nll, measurement.unit).tolist()
 
     numbers = analysis.table.set_index(["variant", "length", "metric"])["value"]
     cells = []
-    for method in result.methods:
-        notes = losses_of(result, method.label).notes
-        for length in result.plan.lengths:
+    for method in measurement.methods:
+        for length in measurement.plan.lengths:
             cell = (method.label, length)
             name = name_of(method.label)
-            if cell in result.nll | result.absent | result.failed:
+            if cell in measurement.nll | measurement.absent | measurement.failed:
                 cells.append({
                     "method": method.label,
                     "length": length,
                     **{metric: numbers.get((name, length, metric)) for metric in NUMBERS},
-                    "failure": result.absent.get(cell) or result.failed.get(cell),
-                    "scheme": notes[length],
-                    "exists": cell not in result.absent,
-                    "unit_nll": by_unit(result.nll.get(cell)),
+                    "failure": measurement.absent.get(cell) or measurement.failed.get(cell),
+                    "scheme": describe_scheme(measurement, method.label, length),
+                    "exists": cell not in measurement.absent,
+                    "unit_nll": by_unit(measurement.nll.get(cell)),
                 })  # fmt: skip
     record = {
-        **basis(result),
-        "targets": len(result.document),
-        "documents": len(np.unique(result.document)),
-        "unit": result.unit_kind,
+        **basis(measurement),
+        "targets": len(measurement.document),
+        "documents": len(np.unique(measurement.document)),
+        "unit": measurement.unit_kind,
         "family": analysis.family,
-        "tolerance": result.settings.tolerance,
-        "bos": result.settings.bos,
-        "targets_hash": result.plan.hash,
-        "lengths": result.plan.lengths,
-        "left_out": result.left_out,
-        "contamination": result.screening.record,
+        "tolerance": measurement.settings.tolerance,
+        "bos": measurement.settings.bos,
+        "targets_hash": measurement.plan.hash,
+        "lengths": measurement.plan.lengths,
+        "left_out": measurement.left_out,
+        "contamination": measurement.screening.record,
         "units": {
-            "kind": result.unit_kind,
-            "names": [result.unit_names[i] for i in ids],
+            "kind": measurement.unit_kind,
+            "names": [measurement.unit_names[i] for i in ids],
             "targets": counts.tolist(),
         },
-        "unigram_nll": result.unigram_nll,
-        "unigram_unit_nll": by_unit(result.unigram),
-        "truncated_nll": result.truncated_nll,
-        "truncated_unit_nll": by_unit(result.truncated),
+        "unigram_nll": measurement.unigram_nll,
+        "unigram_unit_nll": by_unit(measurement.unigram),
+        "truncated_nll": measurement.truncated_nll,
+        "truncated_unit_nll": by_unit(measurement.truncated),
         "cells": cells,
-        "by_position": by_position(result),
-        "per_target_nll": result.files,
+        "by_position": by_position(measurement),
+        "per_target_nll": measurement.files,
     }
-    if repeats := result.plan.repeats:
-        gains = list(read_gains(result))
+    if repeats := measurement.plan.repeats:
+        gains = list(read_gains(measurement))
         record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": gains}
     return record
 

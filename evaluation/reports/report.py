@@ -135,7 +135,8 @@ def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultR
                 )
 
 
-Columns = Mapping[str, tuple[str, str | Callable[[ResultRow], Cell]]]  # heading, format of a metric
+# heading and format of a metric, and more
+Columns = Mapping[str, tuple[str, str | Callable[[ResultRow], Cell], *tuple[str, ...]]]
 
 
 def metrics_table(
@@ -147,7 +148,7 @@ def metrics_table(
     """A row for each variant and `index`, a column for each metric."""
 
     def write(row: ResultRow) -> Cell:
-        _, form = columns[row.metric]
+        _, form, *_ = columns[row.metric]
         return format(row.value, form) if isinstance(form, str) else form(row)
 
     rows = [row for metric in columns for row in r.rows(metric, where=None)]
@@ -159,7 +160,7 @@ def metrics_table(
         write,
         index={r.noun: lambda row: row.variant, **index},
         columns=attrgetter("metric"),
-        headings={metric: heading for metric, (heading, _) in columns.items()},
+        headings={metric: heading for metric, (heading, *_) in columns.items()},
     )
 
 
@@ -314,8 +315,8 @@ def caveats(
         lines.append(f"{few}: interpret the intervals with caution.")
     lines += notes
     missing: dict[str, dict[str, list[str]]] = {}  # by reason and variant
-    for run, result in runs.items():
-        for (method, length), reason in (result.absent | result.failed).items():
+    for run, measurement in runs.items():
+        for (method, length), reason in (measurement.absent | measurement.failed).items():
             name = ", ".join(filter(None, (run, name_of(method))))
             missing.setdefault(reason, {}).setdefault(name, []).append(f"{length:,}")
     for reason, variants in missing.items():
@@ -323,79 +324,69 @@ def caveats(
         lines.append(f"Not measured: {'; '.join(cells)}: {reason}.")
     errors = []
     remarks: list[str] = []
-    for result in runs.values():
-        errors += map(abs, result.precision.values())
-        remarks += result.notes
-    dtype = result.settings.dtype
+    for measurement in runs.values():
+        errors += map(abs, measurement.precision.values())
+        remarks += measurement.notes
+    dtype = measurement.settings.dtype
     if dtype != "float32":
         off = f"; mean NLL within {max(errors):.4f} nats of float32 on a sample" if errors else ""
         lines.append(f"Measured in {dtype}{off}.")
     return lines + list(dict.fromkeys(remarks))
 
 
-def basis(result: Measurement) -> dict:
-    """The settings, methods and hashes that the numbers of a `result` depend on, and the cells
+def basis(measurement: Measurement) -> dict:
+    """The settings, methods and hashes that the numbers of a `measurement` depend on, and the cells
     without numbers."""
     facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
     return {
-        "protocol": result.settings.protocol,
-        "trained_length": result.subject.trained_length,
-        "confidence": result.settings.confidence,
-        "checkpoint": result.subject.name,
-        "checkpoint_step": result.subject.step,
-        "checkpoint_hash": result.subject.checkpoint_hash,
-        "dtype": result.settings.dtype,
-        "seed": result.settings.seed,
-        **{key: result.facts[key] for key in facts if key in result.facts},
-        "settings": result.settings.model_dump(mode="json"),
+        "protocol": measurement.settings.protocol,
+        "trained_length": measurement.subject.trained_length,
+        "confidence": measurement.settings.confidence,
+        "checkpoint": measurement.subject.name,
+        "checkpoint_step": measurement.subject.step,
+        "checkpoint_hash": measurement.subject.checkpoint_hash,
+        "dtype": measurement.settings.dtype,
+        "seed": measurement.settings.seed,
+        **{key: measurement.facts[key] for key in facts if key in measurement.facts},
+        "settings": measurement.settings.model_dump(mode="json"),
         "methods": {
             method.label: {
                 "overrides": list(method.overrides),
-                "position": result.schemes[method.label],
+                "position": measurement.schemes[method.label],
             }
-            for method in result.methods
+            for method in measurement.methods
         },
         "not_measured": [
             {"method": method, "length": length, "reason": reason}
-            for (method, length), reason in (result.absent | result.failed).items()
+            for (method, length), reason in (measurement.absent | measurement.failed).items()
         ],
     }
 
 
 def report_of(
-    result: Measurement,
+    measurement: Measurement,
     record: dict,
+    rows: Iterable[ResultRow],
     name: str,
     title: str,
-    *,
-    rows: Callable[[dict], Iterable[ResultRow]],
-    verdict: Callable[[ReportedResults], str],
     details: list[str],
-    tables: Callable[[ReportedResults], Sequence[ReportTable]],
-    draw: Callable[[ReportedResults], dict[str, Figure]],
 ) -> EvaluationReport:
-    """The report of a run under its methods.
+    """The report of a run under its methods, still without its verdict, tables and figures.
 
     Args:
         record: of `unit_count` independent units of the kind `unit`.
-        rows: the table of results of a record.
-        tables: the first one and the others.
+        rows: of the table of results.
     """
     r = ReportedResults(
-        title=result.subject.name,
-        variants=method_variants(method.label for method in result.methods),
+        title=measurement.subject.name,
+        variants=method_variants(method.label for method in measurement.methods),
         facts=record,
-        table=results_table(rows(record)),
+        table=results_table(rows),
     )
-    first, *others = tables(r)
     return EvaluationReport(
         name=name,
         title=f"{title} {r.title}",
         results=r,
-        verdict=verdict(r),
         details=details,
-        caveats=caveats(record["unit_count"], record["unit"], {"": result}),
-        tables=[first],
-        more_tables=others,
-        draw=lambda: draw(r),
+        caveats=caveats(record["unit_count"], record["unit"], {"": measurement}),
     )

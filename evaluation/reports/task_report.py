@@ -1,10 +1,9 @@
-"""Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth and
-distance of the answer in text.
+"""Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth of the
+answer in text.
 
 Metrics: accuracy (by likelihood), exact (the whole answer is generated), symbol_accuracy (mean
 share of right symbols in an answer), each with a `verdict` against chance where it is the main one;
-gain (over truncation); chance of each length on symbols; accuracy_by_depth and
-accuracy_by_distance, whose `at` is a depth, or tokens before the question.
+gain (over truncation); chance of each length on symbols; accuracy_by_depth, whose `at` is a depth.
 """
 
 import math
@@ -70,32 +69,29 @@ METRICS: Columns = {
 }
 
 
-def task_report(result: TaskMeasurement, name: str = "task") -> EvaluationReport:
-    record = task_record(result)
+def task_report(measurement: TaskMeasurement, name: str = "task") -> EvaluationReport:
+    record = task_record(measurement)
     count = record["items"]
     kind = record["unit"]
     details = [
         f"{counted(record['unit_count'], kind)}; intervals by length: "
-        f"{100 * result.settings.confidence:g}% over {kind}s, simultaneous over "
+        f"{100 * measurement.settings.confidence:g}% over {kind}s, simultaneous over "
         f"{record['family']} methods and lengths. They describe this checkpoint, not the "
         "positional scheme."
     ]
-    if not result.drawn.in_text:
+    if not measurement.drawn.in_text:
         least, most = record["trained_lengths"]
         details.append(f"Trained on lengths {least if least == most else f'{least}–{most}'}.")
     elif count < CLAIM_ITEMS:
         details.append(f"{count} items: a claim about retrieval requires at least {CLAIM_ITEMS}.")
-    return report_of(
-        result,
-        record,
-        name,
-        f"{task_title(record)}:",
-        rows=task_rows,
-        verdict=task_verdict,
-        details=details,
-        tables=task_tables,
-        draw=figures_of,
-    )
+    title = f"{task_title(record)}:"
+    report = report_of(measurement, record, task_rows(record), name, title, details)
+    r = report.results
+    report.verdict = task_verdict(r)
+    first, *report.more_tables = task_tables(r)
+    report.tables = [first]
+    report.draw = lambda: figures_of(r)
+    return report
 
 
 def task_title(record: Mapping) -> str:
@@ -107,44 +103,44 @@ def figures_of(r: ReportedResults) -> dict[str, Figure]:
     figures = {"accuracy_by_length": accuracy_figure(r, styles)} if r.facts["cells"] else {}
     for name in dict.fromkeys(row.variant for row in r.rows("accuracy_by_depth")):
         stem = "trained" if name == name_of(TRAINED) else name
-        figures[f"accuracy_by_depth_{stem}"] = place_figure(r, name)
+        figures[f"accuracy_by_depth_{stem}"] = depth_figure(r, name)
     return figures
 
 
-def task_record(result: TaskMeasurement) -> dict:
+def task_record(measurement: TaskMeasurement) -> dict:
     """The content of results.json."""
-    drawn = result.drawn
+    drawn = measurement.drawn
     record = {
-        **basis(result),
-        "task": result.facts["task"],
+        **basis(measurement),
+        "task": measurement.facts["task"],
         "items": drawn.count,
         "chance": drawn.chance,
         "unit_count": len(np.unique(drawn.unit)),
         "unit": drawn.unit_kind,
-        "family": len(result.answers),
+        "family": len(measurement.answers),
         "bos": drawn.bos,
         "items_hash": drawn.hash,
         "task_settings": drawn.task.model_dump(mode="json"),
-        **analyse_tasks(result),
+        **analyse_tasks(measurement),
     }
     if not drawn.in_text:
         return {
             **record,
-            "trained_lengths": list(result.subject.settings.data.symbol_source.bounds),
+            "trained_lengths": list(measurement.subject.settings.data.symbol_source.bounds),
             "lengths": [[each.shortest, longest] for longest, each in drawn.lengths.items()],
-            "per_item": result.files,
+            "per_item": measurement.files,
         }
     return {
         **record,
         "candidates": drawn.candidates,
-        "haystack": result.facts["haystack"],
+        "haystack": measurement.facts["haystack"],
         "lengths": list(drawn.lengths),
         "units": {
             "kind": drawn.unit_kind,
             "names": drawn.unit_names,
             "items": unit_counts(drawn.unit).tolist(),
         },
-        "per_item_nll": result.files,
+        "per_item_nll": measurement.files,
     }
 
 
@@ -158,19 +154,17 @@ def task_rows(record: dict) -> Iterator[ResultRow]:
         for row in melted([cell], METRICS):
             verdict = cell.get("against_chance", "") if row.metric == main else ""
             yield row._replace(verdict=verdict)
-    for metric in ("by_depth", "by_distance"):
-        for spot in record.get(metric) or ():
-            share = spot["share"]
-            yield ResultRow(
-                name_of(spot["method"]),
-                f"accuracy_{metric}",
-                share["share"],
-                spot["length"],
-                at=spot["where"],
-                until=spot.get("until"),
-                low=number(share.get("low")),
-                high=number(share.get("high")),
-            )
+    for spot in record.get("by_depth") or ():
+        share = spot["share"]
+        yield ResultRow(
+            name_of(spot["method"]),
+            "accuracy_by_depth",
+            share["share"],
+            spot["length"],
+            at=spot["where"],
+            low=number(share.get("low")),
+            high=number(share.get("high")),
+        )
 
 
 def main_rows(r: ReportedResults) -> list[ResultRow]:
@@ -240,30 +234,14 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     return panels([panel], text, x="length (log scale)")
 
 
-def place_figure(r: ReportedResults, name: str) -> Figure:
-    """Two grids over the lengths: by depth, and by tokens between answer and question."""
+def depth_figure(r: ReportedResults, name: str) -> Figure:
+    """A grid over the lengths and depths."""
     lengths = r.lengths_of("accuracy")
     text = FigureText(
-        f"{task_title(r.facts)}, {name}: accuracy by place of the answer",
+        f"{task_title(r.facts)}, {name}: accuracy by depth of the answer",
         f"{r.subtitle}; in %, chance {_chance(r)}; trained at {r.trained_length:,}",
         "In brackets: Wilson's interval of each cell.",
     )
-    depths = r.rows("accuracy_by_depth", name)
-    distances = r.rows("accuracy_by_distance", name)
-    maps = [
-        heat_map(
-            depths,
-            lengths=lengths,
-            name=lambda row: f"{row.at:.2f}",
-            y="depth of the answer",
-            down=True,
-        ),
-        heat_map(
-            distances,
-            lengths=lengths,
-            name=lambda row: f"{row.bounds[0]:,.0f}–{row.bounds[1] - 1:,.0f}",
-            y="tokens to the question",
-        ),
-    ]
-    width = max(7.4, 2.0 + 1.24 * len(lengths))
-    return panels(maps, text, x="length, input tokens", columns=2, width=width)
+    panel = heat_map(r.rows("accuracy_by_depth", name), lengths, y="depth of the answer")
+    width = max(6.0, 2.0 + 0.8 * len(lengths))
+    return panels([panel], text, x="length, input tokens", width=width)

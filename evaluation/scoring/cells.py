@@ -8,6 +8,7 @@ import json
 import time
 import zipfile
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any, Self
 import numpy as np
 
 from data.files import atomic, canonical_hash
+from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.batch_size import choose_batch, memory_needed
 from evaluation.scoring.methods import TRAINED, CellPlace, Method
-from evaluation.scoring.scoring import CellFailed
 from model import ModelError, Transformer
 from model.devices import free_memory
 from run_directory.console import Console
@@ -33,6 +34,10 @@ LATER = {"weights": "softmax", "shifted_keys": 0.0}
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 
 Advance = Callable[[float], None]  # receives the share of a cell that is done
+
+
+class CellFailed(EvaluationError):
+    """One cell (method × length) cannot be measured; the others continue."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +145,7 @@ class Measurement(ABC):
         schemes: position settings as evaluated, by label of a method.
         absent: cells that cannot exist, and why.
         failed: cells without numbers, and why.
+        kept: the numbers of the cells of each role, by (method, length).
         files: of the stored cells, by "method@length".
         precision: mean bfloat16 - float32 in nats.
         notes: caveats.
@@ -177,15 +183,14 @@ class Measurement(ABC):
         self.schemes = subject.schemes(methods)
         refuse = getattr(settings, "unreachable", "refuse") == "refuse"
         self.absent = subject.absent_cells(methods, lengths, refuse=refuse)
-        self.context = getattr(settings, "context", 1)
         self.failed: dict[CellPlace, str] = {}
+        self.kept: dict[str, dict[CellPlace, Any]] = defaultdict(dict)
         self.files: dict[str, str] = {}
         self.precision: dict[CellPlace, float] = {}
         self.notes: list[str] = []
-        # By file, as methods with equal keys share a cell: the numbers, why there are none, and
+        # By file, as methods with equal keys share a cell: the numbers, or why there are none, and
         # (bytes without the weights, windows per batch).
         self.values: dict[str, Any] = {}
-        self.errors: dict[str, str] = {}
         self.batches: dict[str, tuple[int, int]] = {}
 
     @abstractmethod
@@ -195,10 +200,6 @@ class Measurement(ABC):
     @abstractmethod
     def score(self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance) -> Any:
         """Measure one cell; `advance` receives the share that is done. Raises CellFailed."""
-
-    @abstractmethod
-    def keep(self, cell: EvaluationCell, values: Any) -> None:
-        """Keep the numbers of a cell."""
 
     def places(self) -> Iterator[tuple[Method, int]]:
         """The methods and lengths that can be measured."""
@@ -213,18 +214,19 @@ class Measurement(ABC):
         missing = self._missing(cells)
         if missing:
             self._plan_batches(missing)
-            self._print_forecast(missing)
             total = sum(cell.tokens for cell in missing)
             with self.console.bar("evaluating", total=total, unit="tokens") as progress:
                 for cell in missing:
                     self._measure(cell, lambda share, n=cell.tokens: progress.advance(share * n))
         for cell in cells:
-            error = self.errors.get(cell.file)
-            if error is None:
-                self.keep(cell, self.values[cell.file])
-            else:
-                self.failed[cell.where] = error
-                self.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
+            values = self.values[cell.file]
+            if isinstance(values, Exception):
+                self.failed[cell.where] = str(values)
+                self.warn(f"{cell.method.label} at {cell.length}: {values}; this cell is skipped")
+                continue
+            self.kept[cell.role][cell.where] = values
+            if self.store:
+                self.files[f"{cell.label}@{cell.length}"] = cell.file
         return self
 
     def _measure(self, cell: EvaluationCell, advance: Advance) -> None:
@@ -233,7 +235,7 @@ class Measurement(ABC):
         try:
             values = self.score(cell, self.model(cell), batch, advance)
         except (CellFailed, ModelError) as error:
-            self.errors[cell.file] = str(error)
+            self.values[cell.file] = error
             return
         self.values[cell.file] = values
         if self.store and self.ranks.main:
@@ -243,19 +245,19 @@ class Measurement(ABC):
         """Print every cell with its size, and the memory of those that are not on disk yet."""
         cells = self.cells()
         missing = self._missing(cells)
-        self._plan_batches(missing)
-        memory = {file: f"{peak / 2**30:.2f}" for file, (peak, _) in self.batches.items()}
+        if missing:
+            self._plan_batches(missing)
         rows = []
         for cell in cells:
+            memory = "measured"
+            if cell.file in self.batches:
+                memory = f"{self.batches[cell.file][0] / 2**30:.2f}"
             sizes = [cell.length, len(cell.inputs), cell.tokens]
-            of_cell = memory.get(cell.file, "measured")
-            rows.append([cell.label, *(f"{size:,}" for size in sizes), of_cell])
+            rows.append([cell.label, *(f"{size:,}" for size in sizes), memory])
         for (method, length), reason in self.absent.items():
             rows.append([method, f"{length:,}", "—", "—", reason])
         columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
         self.console.table(f"{self.subject.name}: {self.title}", columns, rows)
-        if missing:
-            self._print_forecast(missing)
 
     def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
         """The part of a cell's key that every kind of evaluation has.
@@ -304,8 +306,8 @@ class Measurement(ABC):
         return [cell for file, cell in distinct.items() if file not in self.values]
 
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
-        """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not
-        fit."""
+        """Set the peak memory and the batch of each cell, and print the cost of all. Raises
+        EvaluationError if one does not fit."""
         for cell in {cell.key["dtype"]: cell for cell in missing}.values():
             self.model(cell)  # its cast copy takes memory: make it before the free one is measured
         limit = self.settings.memory
@@ -320,19 +322,13 @@ class Measurement(ABC):
                 "length": int(cell.inputs.max()),
                 "keep": cell.keep,
                 "chunk": cell.chunk,
-                "context": self.context,
+                "context": getattr(self.settings, "context", 1),
             }
             fitting = choose_batch(model, **size, budget=self.budget // self.caches)
             batch = getattr(self.settings, "batch", None) or fitting
             self.batches[cell.file] = memory_needed(model, **size, batch=batch), batch
-
-    def _print_forecast(self, missing: list[EvaluationCell]) -> None:
-        """Print the cost of the cells that are not on disk yet, in one line."""
-        if self.console.quiet:
-            return
-        weights = self.model(missing[0]).parameters()
-        peak = max(peak for peak, _ in self.batches.values())
-        peak += sum(weight.nbytes for weight in weights)
+        weights = sum(weight.nbytes for weight in self.model(missing[0]).parameters())
+        peak = weights + max(peak for peak, _ in self.batches.values())
         self.console.info(
             f"forecast: {len(missing)} cells, {sum(cell.tokens for cell in missing) / 1e6:.2f}M "
             f"input tokens, peak memory about {peak / 2**30:.2f} GiB in addition to the program "

@@ -70,7 +70,8 @@ def resolve_methods(asked: list[str] | dict[str, list[str]], trained_length: int
 
 
 def compatible_methods(
-    trained_length: int, resolve: Callable[[Sequence[str]], dict]
+    trained_length: int,
+    resolve: Callable[[Sequence[str]], dict],
 ) -> tuple[list[Method], dict[str, str]]:
     """The built-in methods that apply to this checkpoint, and the reason why each of the others
     does not.

@@ -98,6 +98,11 @@ class EvaluationText:
             windows[:, 0] = self.bos_id
         return windows
 
+    def targets(self, windows: np.ndarray) -> np.ndarray:
+        """Ids of the counted targets of `windows` (n, 4), (n_targets,)."""
+        rows = windows.tolist()
+        return np.concatenate([self.slice(document, end - k, end) for document, end, _, k in rows])
+
     def units(self) -> tuple[np.ndarray, list[str], str]:
         """The independent unit of every document: ids (n_documents,), their names, and 'document'
         or 'cluster'.
@@ -234,7 +239,9 @@ def draw_targets(
 
 
 def shorten_lengths(
-    room: np.ndarray, lengths: Sequence[int], least_documents: int
+    room: np.ndarray,
+    lengths: Sequence[int],
+    least_documents: int,
 ) -> tuple[list[int], str]:
     """Drop lengths from the top, except for the shortest one, until `least_documents` documents
     have `room` (n_documents,); returns them and a sentence ('' if none)."""

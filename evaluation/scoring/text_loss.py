@@ -1,36 +1,33 @@
-"""Loss of text of one checkpoint under every method at every length, on the same targets."""
+"""Loss of text of one checkpoint under every method at every length, on the same targets: one NLL
+for each target, in batches of windows, in chunks through the cache."""
 
-from collections import defaultdict
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import torch
 
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.fixed_targets import measure_windows
-from evaluation.ranks import EvaluationRanks, lost_process
+from evaluation.ranks import lost_process
 from evaluation.scoring.cells import (
     Advance,
+    CellFailed,
     CellStore,
     EvaluationCell,
     Measurement,
 )
-from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method, new_sinks
-from evaluation.scoring.repetition import ControlText
-from evaluation.scoring.scoring import (
-    CellFailed,
-    ModelScorer,
-    by_shape,
-    merge_ranks,
-    unigram_nll,
-)
+from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method
+from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.targets import EvaluationText, targets_of
 from evaluation.scoring.windows import ChosenTargets, truncation_step
-from model import ModelError, Transformer
+from model import ContextShard, ModelError, TokenPositions, Transformer
+from model.devices import to_device
 from model.sharding import is_broken_link
 
+UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
 PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
 
 SAMPLE = "float32 sample"  # role of a cell for the precision of bfloat16
@@ -72,28 +69,20 @@ class LossMeasurement(Measurement):
         targets: ChosenTargets,
         methods: list[Method],
         cells: Path,
-        console=None,
-        ranks: EvaluationRanks | None = None,
+        **place: Any,
     ):
         self.targets = targets
         self.text = targets.text
         self.plan = targets.plan
         self.screening = targets.screening
-        store = targets.stores.read
-        super().__init__(
-            settings,
-            subject,
-            methods,
-            {length: length for length in self.plan.lengths},
-            facts={
-                "corpus_hash": store.hash,
-                "tokenizer_hash": targets.tokenizer.hash,
-                "documents_in_corpus": store.n_documents,
-            },
-            cells=cells,
-            console=console,
-            ranks=ranks,
-        )
+        store = self.text.store
+        facts = {
+            "corpus_hash": store.hash,
+            "tokenizer_hash": targets.tokenizer.hash,
+            "documents_in_corpus": store.n_documents,
+        }
+        lengths = {length: length for length in self.plan.lengths}
+        super().__init__(settings, subject, methods, lengths, facts=facts, cells=cells, **place)
         document, _ = targets_of(self.plan.truncated)
         self.document = document[self.screening.kept]
         self.units, self.unit_names, self.unit_kind = self.text.units()
@@ -105,10 +94,9 @@ class LossMeasurement(Measurement):
         self.unigram: np.ndarray | None = None
         self.n_bytes: int | None = None
         self.left_out: dict[str, str] = {}
-        self.notes = list(filter(None, [self.screening.unchecked, self._sinks()]))
+        sinks = subject.check_sinks(self.schemes, settings.bos)
+        self.notes = list(filter(None, [self.screening.unchecked, sinks]))
         self.title = f"{len(self.screening.kept):,} targets"
-        # by role of a cell: its losses by (method, length)
-        self.kept: dict[str, Losses] = defaultdict(dict)
         if self.plan.note:
             self.warn(self.plan.note)
 
@@ -131,8 +119,7 @@ class LossMeasurement(Measurement):
             out.append(self._cell(method, length, windows, {}))
             if self.settings.dtype == "bfloat16":
                 few = windows[spread(len(windows), PRECISION_SAMPLE)]
-                more = {"sample": PRECISION_SAMPLE}
-                out.append(self._cell(method, length, few, more, SAMPLE))
+                out.append(self._cell(method, length, few, {"sample": PRECISION_SAMPLE}, SAMPLE))
             if plan.repeats is not None:
                 repeated = plan.repeats.windows(length)
                 # those that hold a replaced token
@@ -144,17 +131,11 @@ class LossMeasurement(Measurement):
         if plan.protocol == "by-position":
             length = self.subject.trained_length
             more = {"truncated": True, "step": truncation_step(self.settings, length)}
-            trained = Method(TRAINED, ())
-            out.append(self._cell(trained, length, plan.truncated, more, TRUNCATED))
+            out.append(self._cell(Method(TRAINED, ()), length, plan.truncated, more, TRUNCATED))
         return out
 
     def _cell(
-        self,
-        method: Method,
-        length: int,
-        windows: np.ndarray,
-        more: dict,
-        role: str = "",
+        self, method: Method, length: int, windows: np.ndarray, more: dict, role: str = ""
     ) -> EvaluationCell:
         """A cell; its key has `more`."""
         key = self.key(method, length, "float32" if role == SAMPLE else None)
@@ -239,38 +220,29 @@ class LossMeasurement(Measurement):
             raise CellFailed(next(filter(None, errors)))
         return merge_ranks(list(parts))
 
-    def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        self.kept[cell.role][cell.where] = values
-        if cell.role != SAMPLE:
-            name = TRUNCATED if cell.role == TRUNCATED else cell.label
-            self.files[f"{name}@{cell.length}"] = cell.file
-
     def run(self) -> Self:
         """Measure; drop the screened targets, add the precision of bfloat16, the truncation and the
         unigram baseline."""
         super().run()
         plan = self.plan
-        tokenizer = self.targets.tokenizer
-        for where, exact in self.kept[SAMPLE].items():
-            if where in self.kept[""]:
-                windows = plan.windows[where[1]]
+        whole = self.kept[""]
+        for (method, length), exact in self.kept[SAMPLE].items():
+            if (method, length) in whole:
+                windows = plan.windows[length]
                 of_window = np.repeat(np.arange(len(windows)), windows[:, 3])
                 here = np.isin(of_window, spread(len(windows), PRECISION_SAMPLE))
-                difference = self.kept[""][where][here] - exact
-                self.precision[where] = float(difference.mean())
+                difference = whole[method, length][here] - exact
+                self.precision[method, length] = float(difference.mean())
         kept = self.screening.kept
-        self.nll = {where: nll[kept] for where, nll in self.kept[""].items()}
-        for truncated in self.kept[TRUNCATED].values():
-            self.truncated = truncated[kept]
-        self._add_repeated()
+        self.nll = {where: nll[kept] for where, nll in whole.items()}
+        if plan.repeats is not None:
+            self._add_repeated(plan.repeats)
         if plan.span_bytes is None:
-            spans = plan.truncated.tolist()
-            ids = [self.text.slice(document, end - k, end) for document, end, _, k in spans]
-            ids = np.concatenate(ids)[kept]
-            _, index = targets_of(plan.truncated)
-            self.n_bytes = raw_bytes(ids, self.document, index[kept], self.text, tokenizer)
+            document, index = (each[kept] for each in targets_of(plan.truncated))
+            ids = self.text.targets(plan.truncated)[kept]
+            self.n_bytes = raw_bytes(ids, document, index, self.text, self.targets.tokenizer)
             if (train := self.targets.stores.train) is not None:
-                self.unigram = unigram_nll(train, ids, tokenizer.vocab_size)
+                self.unigram = unigram_nll(train, ids, self.targets.tokenizer.vocab_size)
         else:
             self.nll = {
                 where: per_byte(nll, plan.truncated, plan.span_bytes)
@@ -279,9 +251,11 @@ class LossMeasurement(Measurement):
             self.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
             self.unit = self.units[self.document]
             self.n_bytes = len(self.document)
-        baseline = self.nll.get((TRAINED, self.subject.trained_length))
-        if plan.protocol != "by-position" and baseline is not None:
-            self.truncated = baseline
+        if plan.protocol == "by-position":
+            (truncated,) = self.kept[TRUNCATED].values() or [None]
+            self.truncated = None if truncated is None else truncated[kept]
+        else:
+            self.truncated = self.nll.get((TRAINED, self.subject.trained_length))
             self._add_truncated(self.nll)
         return self
 
@@ -291,11 +265,8 @@ class LossMeasurement(Measurement):
         if baseline is not None and any(method.truncates for method in self.methods):
             losses |= {(TRUNCATE, length): baseline for length in self.plan.lengths}
 
-    def _add_repeated(self) -> None:
+    def _add_repeated(self, repeats: RepeatedTargets) -> None:
         """Losses of repeated text. Windows without a replaced token are their own control."""
-        repeats = self.plan.repeats
-        if repeats is None:
-            return
         for where, nll in self.kept[REPEATED].items():
             changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
             control = nll.copy()
@@ -308,27 +279,144 @@ class LossMeasurement(Measurement):
         self._add_truncated(self.repeated)
         self._add_truncated(self.control)
 
-    def _sinks(self) -> str:
-        """A note for methods that keep the first tokens of windows, which start anywhere in a
-        document.
 
-        Raises EvaluationError if the model was trained with BOS there.
-        """
-        trained = self.subject.position(())
-        with_sinks = [label for label, scheme in self.schemes.items() if new_sinks(scheme, trained)]
-        if not with_sinks or self.settings.bos == "every-window":
-            return ""
-        names = ", ".join(with_sinks)
-        if self.subject.bos_first:
-            raise EvaluationError(
-                f"{names}: the first tokens of a window are kept as sinks. "
-                f"{self.subject.bos_first}, but windows inside a document start with any token: "
-                "set bos=every-window, or remove these methods"
+class ModelScorer:
+    """NLL in nats of the last `keep` tokens of each window under `model`, float64 (n, keep).
+
+    `length` is the declared sequence length (it sets `factor: auto`); None: that of the
+    inputs. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the
+    last layer's queries run only at targets.
+
+    With `shard`, each process of a context group reads its tokens of the windows, layer by layer in
+    chunks of `chunk` tokens, and all return the same losses. All of them must be called alike.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        device: str | torch.device = "cpu",
+        chunk: int = 4096,
+        length: int | None = None,
+        shard: ContextShard | None = None,
+    ):
+        self.model = model
+        self.shard = shard
+        self.device = torch.device(device)
+        self.chunk = chunk
+        self.length = length
+
+    # no_grad and not inference_mode: a table that grows here is used again by a training step of
+    # the same model.
+    @torch.no_grad()
+    def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
+        tokens = to_device(torch.from_numpy(windows), self.device)
+        training = self.model.training
+        self.model.eval()
+        try:
+            return self._nll(tokens, keep).double().cpu().numpy()
+        finally:
+            self.model.train(training)
+
+    def _nll(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        if self.shard is not None:
+            return self._shared_nll(tokens, keep, self.shard)
+        rows = tokens.shape[0]
+        inputs = tokens.shape[1] - 1
+        device = self.device
+        cache = None
+        if inputs > self.chunk:
+            is_autocast = torch.is_autocast_enabled(device.type)
+            half = torch.get_autocast_dtype(device.type) if is_autocast else None
+            cache = self.model.make_cache(rows, inputs, dtype=half)
+        # in place: losses kept apart, between the tensors of passes, would fragment the memory
+        nll = torch.zeros(rows, keep, dtype=torch.float64, device=device)
+        for start in range(0, inputs, self.chunk):
+            stop = min(inputs, start + self.chunk)
+            here = max(0, stop - max(start, inputs - keep))  # outputs of this chunk that count
+            places = TokenPositions.plain(
+                stop - start,
+                offset=start,
+                length=self.length or inputs,
+                device=device,
             )
-        return (
-            f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
-            "start of a training window; bos=every-window puts BOS first."
+            targets = tokens[:, stop - here + 1 : stop + 1]
+            out = self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
+            done = keep - (inputs - stop)
+            nll[:, done - here : done] = out
+        return nll
+
+    def _shared_nll(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        shard: ContextShard,
+    ) -> torch.Tensor:
+        inputs = tokens.shape[1] - 1
+        device = self.device
+        shard = shard.divided(inputs, self.chunk)
+        places = TokenPositions.plain(
+            inputs,
+            length=self.length or inputs,
+            device=device,
         )
+        index = shard.select(torch.arange(inputs, device=device)[None])[0]
+        counted = index[index >= inputs - keep]  # the last of this process's tokens
+        targets = shard.select(tokens[:, 1:])[:, len(index) - len(counted) :]
+        nll = self.model(
+            shard.select(tokens[:, :-1]),
+            places,
+            targets=targets,
+            keep=len(counted),
+            shard=shard,
+        )
+        whole = torch.zeros(
+            len(tokens),
+            keep,
+            dtype=torch.float64,
+            device=device,
+        )
+        whole[:, counted - (inputs - keep)] = nll.double()
+        return shard.sum(whole)  # of one loss and zeros: exact
+
+
+def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
+    """Indices of equal rows of `shapes` (n, k), at most `size` at a time, rows in ascending
+    order."""
+    out = []
+    for shape in np.unique(shapes, axis=0):
+        members = np.flatnonzero((shapes == shape).all(axis=1))
+        out += [members[i : i + size] for i in range(0, len(members), size)]
+    return out
+
+
+def merge_ranks(parts: list[np.ndarray]) -> np.ndarray:
+    """Merge the vectors of the ranks: every target is owned by exactly one of them."""
+    stacked = np.stack(parts)
+    owned = ~np.isnan(stacked)
+    if not (owned.sum(axis=0) == 1).all():
+        raise EvaluationError(
+            "the ranks' targets overlap or are incomplete; run again with the same settings"
+        )
+    return np.where(owned, stacked, 0.0).sum(axis=0)
+
+
+def unigram_nll(train, targets: np.ndarray, vocab_size: int) -> np.ndarray:
+    """NLL in nats of every target id (n,) under add-one smoothed token counts of the store `train`,
+    (n,) float64.
+
+    BOS and EOS of a document are not counted, as they are never targets. Counting stops after
+    50M tokens (whole documents, in stored order).
+    """
+    counts = np.ones(vocab_size)
+    first = int(bool(train.has_bos))
+    last = int(bool(train.has_eos))
+    for document in range(train.n_documents):
+        tokens = train.document(document)
+        counts += np.bincount(tokens[first : len(tokens) - last], minlength=vocab_size)
+        if counts.sum() >= UNIGRAM_TOKENS:
+            break
+    return -np.log(counts / counts.sum())[targets]
 
 
 def spread(n: int, count: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from data import Tokenizer
 from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.contamination.screening import Screening, screen, shared_text
+from evaluation.contamination import Screening, screen, shared_text
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
 from evaluation.scoring.targets import (
@@ -178,7 +178,9 @@ def fixed_plan(
 
 
 def with_repeats(
-    plan: EvaluationPlan, settings: EvaluationSettings, text: EvaluationText
+    plan: EvaluationPlan,
+    settings: EvaluationSettings,
+    text: EvaluationText,
 ) -> EvaluationPlan:
     """The plan with repeated text of the same documents as further targets."""
     repeats = draw_repeats(

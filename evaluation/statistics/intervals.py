@@ -9,8 +9,8 @@ scheme, only point estimates are reported.
 """
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,17 +21,17 @@ CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
 FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family
 
 
-@dataclass(frozen=True)
-class MeanInterval:
-    """A two-sided interval for a mean. Ends are NaN where only the point estimate is reported."""
+class MeanInterval(NamedTuple):
+    """A two-sided interval for a mean, in the columns of a table of results. Ends are NaN where
+    only the point estimate is reported."""
 
-    estimate: float
+    value: float
     low: float
     high: float
-    level: float  # 0.95 for a 95% interval, after the split over `family`
-    family: int
     units: int
-    seeds: tuple[int, ...] = ()  # of each scheme, where training seeds are a sample too
+    seeds: str  # `4 and 3`: of each scheme, where training seeds are a sample too
+    family: int
+    level: float  # of all intervals of the family together
 
 
 def unit_counts(unit: np.ndarray) -> np.ndarray:
@@ -89,8 +89,8 @@ def interval(
             variances = [seed_means(each, counts).var(ddof=1) / len(each) for each in schemes]
             power = 2 if family == 1 else FAMILY_POWER
             half = _half_width([*variances, error**2], [*seeds, units], alpha / family, power)
-    ends = (mean, mean - half, mean + half)
-    return MeanInterval(*ends, level=1 - alpha / family, family=family, units=units, seeds=seeds)
+    names = " and ".join(map(str, seeds))
+    return MeanInterval(mean, mean - half, mean + half, units, names, family, round(1 - alpha, 9))
 
 
 def _half_width(variances: list[float], sizes: list[int], alpha: float, power: float) -> float:
@@ -111,7 +111,11 @@ def _half_width(variances: list[float], sizes: list[int], alpha: float, power: f
 
 
 def interval_over_units(
-    values: np.ndarray, unit: np.ndarray, *, alpha: float = 0.05, family: int = 1
+    values: np.ndarray,
+    unit: np.ndarray,
+    *,
+    alpha: float = 0.05,
+    family: int = 1,
 ) -> MeanInterval:
     """The mean of `values` (n,), whose units are `unit` (n,)."""
     return interval(unit_means(values, unit), unit_counts(unit), alpha=alpha, family=family)
@@ -119,11 +123,8 @@ def interval_over_units(
 
 def interval_columns(name: str, mean: MeanInterval | None) -> dict[str, float | None]:
     """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
-    return {
-        name: mean and mean.estimate,
-        f"{name}_low": mean and mean.low,
-        f"{name}_high": mean and mean.high,
-    }
+    value, low, high = (None, None, None) if mean is None else mean[:3]
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> dict:
@@ -132,7 +133,7 @@ def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> 
     if not known.any():
         return {"value": math.nan}
     mean = interval_over_units(values[known], unit[known], alpha=1 - confidence)
-    return {"value": mean.estimate, "low": mean.low, "high": mean.high}
+    return dict(zip(("value", "low", "high"), mean, strict=False))
 
 
 def wilson(hits: float, n: int, *, alpha: float = 0.05, n_eff: float) -> tuple[float, float]:

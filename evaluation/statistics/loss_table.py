@@ -113,7 +113,7 @@ def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         level = rules.interval(losses.by_unit(nll), alpha=rules.alpha)
         yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
         yield from seed_rows(variant, "nll", losses, nll, rules, length)
-        yield row_of(variant, "perplexity", math.exp(level.estimate), length)
+        yield row_of(variant, "perplexity", math.exp(level.value), length)
         if losses.as_trained is not None:
             gain = losses.by_unit(losses.as_trained - nll)
             yield row_of(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
@@ -262,22 +262,22 @@ def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
     is_one = not others
     analysis = Analysis()
     losses: dict[str, VariantLosses] = {}
-    for run, result in runs.items():
-        same_documents = np.array_equal(result.document, first.document)
-        if not same_documents or result.plan.hash != first.plan.hash:
+    for run, measurement in runs.items():
+        same_documents = np.array_equal(measurement.document, first.document)
+        if not same_documents or measurement.plan.hash != first.plan.hash:
             raise EvaluationError(
                 f"{run} and {first_name} have different targets; evaluate both with equal settings"
             )
-        is_void = is_undertrained(result.truncated_nll, result.unigram_nll)
-        for method in result.methods:
+        is_void = is_undertrained(measurement.truncated_nll, measurement.unigram_nll)
+        for method in measurement.methods:
             name = name_of(method.label)
             columns = {"method": method.label}
             if not is_one:
                 name = run if method.label == TRAINED else f"{run}, {method.label}"
-                columns = {"run": result.subject.name, **columns}
+                columns = {"run": measurement.subject.name, **columns}
             analysis.variants[name] = columns
             analysis.undertrained += [name] if is_void else []
-            losses[name] = losses_of(result, method.label)
+            losses[name] = losses_of(measurement, method.label)
     protocol = first.plan.protocol
     judged: list[str] = []
     changes = {}
@@ -326,28 +326,31 @@ def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
     return analysis
 
 
-def losses_of(result: LossMeasurement, label: str) -> VariantLosses:
+def losses_of(measurement: LossMeasurement, label: str) -> VariantLosses:
     """The losses of a checkpoint under one method."""
     nll = {}
     more: dict[int, dict[str, float]] = {}
     failures = {}
-    for length in result.plan.lengths:
+    for length in measurement.plan.lengths:
         cell = (label, length)
-        if failure := result.absent.get(cell) or result.failed.get(cell):
+        if failure := measurement.absent.get(cell) or measurement.failed.get(cell):
             failures[length] = failure
-        if cell in result.nll:
-            nll[length] = result.nll[cell]
-            bits = bits_per_byte(nll[length], result.n_bytes)
+        if cell in measurement.nll:
+            nll[length] = measurement.nll[cell]
+            bits = bits_per_byte(nll[length], measurement.n_bytes)
             more[length] = {} if bits is None else {"bits_per_byte": bits}
-            if cell in result.precision:
-                more[length]["bfloat16_minus_float32"] = result.precision[cell]
+            if cell in measurement.precision:
+                more[length]["bfloat16_minus_float32"] = measurement.precision[cell]
     return VariantLosses(
         nll=nll,
-        as_trained=result.truncated,
-        unit=result.unit,
+        as_trained=measurement.truncated,
+        unit=measurement.unit,
         failures=failures,
-        failed=[length for each, length in result.failed if each == label],
-        notes={length: describe_scheme(result, label, length) for length in result.plan.lengths},
+        failed=[length for each, length in measurement.failed if each == label],
+        notes={
+            length: describe_scheme(measurement, label, length)
+            for length in measurement.plan.lengths
+        },
         more=more,
     )
 
@@ -358,13 +361,13 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
     return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
 
 
-def _judged_methods(result: LossMeasurement) -> tuple[list[str], list[str]]:
+def _judged_methods(measurement: LossMeasurement) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
-    allowed = PRECISION * result.settings.tolerance
+    allowed = PRECISION * measurement.settings.tolerance
     worst: dict[str, float] = {}
-    for (label, _), difference in result.precision.items():
+    for (label, _), difference in measurement.precision.items():
         worst[label] = max(worst.get(label, 0.0), abs(difference))
-    labels = [method.label for method in result.methods if not method.truncates]
+    labels = [method.label for method in measurement.methods if not method.truncates]
     bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
     notes = [
         f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from "
@@ -375,48 +378,48 @@ def _judged_methods(result: LossMeasurement) -> tuple[list[str], list[str]]:
     return ([] if TRAINED in bad else [label for label in labels if label not in bad]), notes
 
 
-def describe_scheme(result: LossMeasurement, label: str, length: int) -> str:
+def describe_scheme(measurement: LossMeasurement, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn factor 4 (auto)`."""
     if label == TRUNCATE:
-        length = result.subject.trained_length
-    record = result.schemes[label]
+        length = measurement.subject.trained_length
+    record = measurement.schemes[label]
     schemes = record["kinds"].values() if "kinds" in record else [record]
     parts = [
-        _POSITION.validate_python(scheme).describe(length, result.subject.original_length)
+        _POSITION.validate_python(scheme).describe(length, measurement.subject.original_length)
         for scheme in schemes
     ]
     tail = f", context truncated to {length}" if label == TRUNCATE else ""
     return " | ".join(parts) + tail
 
 
-def by_position(result: LossMeasurement) -> dict[str, list[dict]]:
+def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
     """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
     to the last position; gain over truncation paired per bucket. Empty for other protocols, and
     where the baseline has failed."""
-    if result.plan.protocol != "by-position" or result.truncated is None:
+    if measurement.plan.protocol != "by-position" or measurement.truncated is None:
         return {}
-    ((length, windows),) = result.plan.windows.items()
-    position = np.tile(np.arange(length), len(windows))[result.screening.kept]
+    ((length, windows),) = measurement.plan.windows.items()
+    position = np.tile(np.arange(length), len(windows))[measurement.screening.kept]
     exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
     buckets: dict[str, list[dict]] = {}
-    for (method, _), nll in result.nll.items():
+    for (method, _), nll in measurement.nll.items():
         for k in np.unique(exponents).tolist():
             inside = exponents == k
-            gains = (result.truncated - nll)[inside]
-            alpha = 1 - result.settings.confidence
-            gain = interval_over_units(gains, result.unit[inside], alpha=alpha)
+            gains = (measurement.truncated - nll)[inside]
+            alpha = 1 - measurement.settings.confidence
+            gain = interval_over_units(gains, measurement.unit[inside], alpha=alpha)
             bucket = {
                 "low": 2**k // 2,
                 "high": min(2**k, length),
                 "count": int(inside.sum()),
                 "nll": float(nll[inside].mean()),
-                "gain": {"estimate": gain.estimate, "low": gain.low, "high": gain.high},
+                "gain": {"estimate": gain.value, "low": gain.low, "high": gain.high},
             }
             buckets.setdefault(method, []).append(bucket)
     return buckets
 
 
-def read_gains(result: LossMeasurement) -> Iterator[dict]:
+def read_gains(measurement: LossMeasurement) -> Iterator[dict]:
     """The cell of results.json for each method, length and octave of distances, from [2^k,
     2^(k+1)); intervals over units, paired by target.
 
@@ -424,20 +427,20 @@ def read_gains(result: LossMeasurement) -> Iterator[dict]:
     means over targets, before and after it was replaced, and of each unit; read_gain: what the
     model reads at this distance, control NLL − NLL.
     """
-    targets = result.plan.repeats
+    targets = measurement.plan.repeats
     if targets is None:
         return
-    units = result.units[np.repeat(targets.document, targets.keep)]
+    units = measurement.units[np.repeat(targets.document, targets.keep)]
     octave = np.frexp(targets.target_distances())[1]
-    for (method, length), losses in result.repeated.items():
-        inputs = result.subject.trained_length if method == TRUNCATE else length
+    for (method, length), losses in measurement.repeated.items():
+        inputs = measurement.subject.trained_length if method == TRUNCATE else length
         readable = targets.is_readable(inputs)
         for k in np.unique(octave).tolist():
             here = octave == k
             unit = units[here]
             nll = losses[here]
-            control = result.control[method, length][here]
-            alpha = 1 - result.settings.confidence
+            control = measurement.control[method, length][here]
+            alpha = 1 - measurement.settings.confidence
             gain = interval_over_units(control - nll, unit, alpha=alpha)
             yield {
                 "method": method,
@@ -449,7 +452,7 @@ def read_gains(result: LossMeasurement) -> Iterator[dict]:
                 "readable": int(readable[here].sum()),
                 "control_nll": float(control.mean()),
                 **interval_columns("read_gain", gain),
-                "units": [result.unit_names[each] for each in np.unique(unit)],
+                "units": [measurement.unit_names[each] for each in np.unique(unit)],
                 "unit_targets": unit_counts(unit).tolist(),
                 "unit_nll": unit_means(nll, unit).tolist(),
                 "unit_control_nll": unit_means(control, unit).tolist(),

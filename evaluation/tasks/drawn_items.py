@@ -14,7 +14,7 @@ from data.task_data import ItemRows
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItem, TaskItems
 from data.tokenizers import SymbolTokenizer
 from errors import EvaluationError
-from evaluation.tasks.task_settings import TaskEvaluationSettings
+from evaluation.evaluation_settings import TaskEvaluationSettings
 
 
 class ItemTokens(NamedTuple):
@@ -60,7 +60,6 @@ class DrawnLength:
             comparable.
         chance: mean accuracy of uniform guesses.
         shortest: length of the shortest problems on symbols.
-        distance: (n,) of `TaskItem`; empty on symbols.
     """
 
     tokens: ItemTokens
@@ -69,7 +68,6 @@ class DrawnLength:
     hash: str
     chance: float
     shortest: int | None = None
-    distance: np.ndarray = field(default_factory=NO_TEXT.copy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +168,6 @@ def draw_text(
                 positions=length,
                 hash=canonical_hash([bos_id, length, rows]),
                 chance=1 / (1 + len(made[0].others)),
-                distance=np.array([item.distance for item in made]),
             )
     except DataError as error:
         raise EvaluationError(str(error)) from error

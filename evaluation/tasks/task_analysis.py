@@ -1,13 +1,14 @@
-"""Accuracy by length, depth and distance, each with an interval.
+"""Accuracy by length and depth, each with an interval.
 
 In text, accuracy per length is averaged over depth: the share of right items, with the interval
 over haystacks, simultaneous over all methods and lengths. Where every haystack has the same share,
 this interval has no width and is replaced by Wilson's interval with haystacks as items. On symbols,
-intervals of exact match are Wilson's. Cells of the grids have individual Wilson intervals, not
+intervals of exact match are Wilson's. Cells by depth have individual Wilson intervals, not
 simultaneous.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,31 +26,23 @@ ABOVE_CHANCE = "above chance"
 UNDECIDED = "not distinguishable from chance"
 
 
-def analyse_tasks(result: TaskMeasurement) -> dict[str, list[dict]]:
-    """Cells of results.json: of each method and length (`cells`), and in text of each place of the
-    answer (`by_depth`, `by_distance`): a depth, or tokens before the question, from `where` up to
-    `until` (exclusive)."""
-    drawn = result.drawn
-    cells = {"cells": [_cell(result, *where) for where in result.answers]}
-    if not drawn.in_text:
-        return cells
-    by_depth = []
-    by_distance = []
-    depth = np.array(drawn.depths)[drawn.depth]
-    for method, length in result.answers:
-        by_depth += _grid(result, method, length, depth, doubles=False)
-        # the power of two at or below each distance
-        octave = 2 ** np.frexp(drawn.lengths[length].distance)[1] // 2
-        by_distance += _grid(result, method, length, octave, doubles=True)
-    return {**cells, "by_depth": by_depth, "by_distance": by_distance}
+def analyse_tasks(measurement: TaskMeasurement) -> dict[str, list[dict]]:
+    """Cells of results.json: of each method and length (`cells`), and in text of each depth of the
+    answer (`by_depth`)."""
+    cells = {"cells": [_cell(measurement, *where) for where in measurement.answers]}
+    if measurement.drawn.in_text:
+        cells["by_depth"] = [
+            cell for where in measurement.answers for cell in _by_depth(measurement, *where)
+        ]
+    return cells
 
 
-def _cell(result: TaskMeasurement, method: str, length: int) -> dict:
-    drawn = result.drawn
+def _cell(measurement: TaskMeasurement, method: str, length: int) -> dict:
+    drawn = measurement.drawn
     unit = drawn.unit
-    alpha = 1 - result.settings.confidence
-    joint = alpha / len(result.answers)
-    metrics = result.metrics((method, length))
+    alpha = 1 - measurement.settings.confidence
+    joint = alpha / len(measurement.answers)
+    metrics = measurement.metrics((method, length))
     cell: dict = {"method": method, "length": length}
     for name, values in metrics.items():
         if name == "exact":
@@ -68,20 +61,12 @@ def _cell(result: TaskMeasurement, method: str, length: int) -> dict:
     cell["against_chance"] = against(cell[f"{main}_low"], cell[f"{main}_high"], chance)
     if not drawn.in_text:
         return {**cell, "chance": chance, "shortest": drawn.lengths[length].shortest}
-    right = metrics["accuracy"]
-    share = share_of(right, unit, alpha)
     gain = None
-    is_beyond = length > result.subject.trained_length
-    if method != TRUNCATE and is_beyond and (TRUNCATE, length) in result.answers:
-        truncated = result.metrics((TRUNCATE, length))["accuracy"]
-        gain = interval_over_units(right - truncated, unit, alpha=joint)
-    return {
-        **cell,
-        "wilson_low": share["low"],
-        "wilson_high": share["high"],
-        "n_eff": share["n_eff"],
-        **interval_columns("gain", gain),
-    }
+    is_beyond = length > measurement.subject.trained_length
+    if method != TRUNCATE and is_beyond and (TRUNCATE, length) in measurement.answers:
+        truncated = measurement.metrics((TRUNCATE, length))["accuracy"]
+        gain = interval_over_units(metrics["accuracy"] - truncated, unit, alpha=joint)
+    return cell | interval_columns("gain", gain)
 
 
 def against(low: float, high: float, chance: float) -> str:
@@ -93,29 +78,14 @@ def against(low: float, high: float, chance: float) -> str:
     return "below chance" if high < chance else UNDECIDED
 
 
-def _grid(
-    result: TaskMeasurement,
-    method: str,
-    length: int,
-    places: np.ndarray,
-    doubles: bool,
-) -> list[dict]:
-    """A cell for each place of an item (n,); `doubles`: up to twice the place, and not at 0."""
-    unit = result.drawn.unit
-    right = result.metrics((method, length))["accuracy"]
-    cells = []
-    for where in np.unique(places[places > 0] if doubles else places).tolist():
-        here = places == where
-        cells.append(
-            {
-                "method": method,
-                "length": length,
-                "where": where,
-                "until": 2 * where if doubles else None,
-                "share": share_of(right[here], unit[here], 1 - result.settings.confidence),
-            }
-        )
-    return cells
+def _by_depth(measurement: TaskMeasurement, method: str, length: int) -> Iterator[dict]:
+    drawn = measurement.drawn
+    right = measurement.metrics((method, length))["accuracy"]
+    for n in np.unique(drawn.depth).tolist():
+        here = drawn.depth == n
+        share = share_of(right[here], drawn.unit[here], 1 - measurement.settings.confidence)
+        place = {"method": method, "length": length, "where": drawn.depths[n]}
+        yield place | {"share": share}
 
 
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> dict:

@@ -7,8 +7,7 @@ which is what greedy decoding generates.
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +17,11 @@ from torch.nn import functional as F
 from data.sampling.positions import IGNORED, PositionedTokens
 from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.scoring.cells import Advance, EvaluationCell, Measurement
+from evaluation.evaluation_settings import TaskEvaluationSettings
+from evaluation.scoring.cells import Advance, CellFailed, EvaluationCell, Measurement
 from evaluation.scoring.methods import CellPlace, Method
-from evaluation.scoring.scoring import CellFailed, by_shape
+from evaluation.scoring.text_loss import by_shape
 from evaluation.tasks.drawn_items import DrawnItems, ItemTokens
-from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import TokenPositions, Transformer
 
 
@@ -68,7 +67,10 @@ def score_items(
             prompts = prompts[:, -max(1, cut - inputs.shape[2]) :]
         if items.placed is None:
             places = TokenPositions.plain(
-                inputs.shape[2], offset=prompts.shape[1], length=length, device=device
+                inputs.shape[2],
+                offset=prompts.shape[1],
+                length=length,
+                device=device,
             )
         else:
             places = token_positions(items.placed, members, length, device)
@@ -98,7 +100,10 @@ def score_batch(
         part = prompts[:, start : start + chunk]
         (length,) = places.lengths
         positions = TokenPositions.plain(
-            part.shape[1], offset=start, length=length, device=prompts.device
+            part.shape[1],
+            offset=start,
+            length=length,
+            device=prompts.device,
         )
         keep = int(start + chunk >= width)
         at_end = [model(part, positions, cache=cache, keep=keep)]
@@ -162,21 +167,17 @@ class TaskMeasurement(Measurement):
         subject: EvaluatedModel,
         drawn: DrawnItems,
         methods: list[Method],
-        *,
-        cells: Path,
         facts: dict,
-        console=None,
+        **place: Any,
     ):
         if not drawn.in_text:  # an item without its beginning is no problem of the task
             methods = [method for method in methods if not method.truncates]
         lengths = {length: items.positions for length, items in drawn.lengths.items()}
         facts = {"task": drawn.task.name, **facts}
-        super().__init__(
-            settings, subject, methods, lengths, facts=facts, cells=cells, console=console
-        )
+        super().__init__(settings, subject, methods, lengths, facts=facts, **place)
         self.title = f"{drawn.count} items of the task {drawn.task.name}"
         self.drawn = drawn
-        self.answers: dict[CellPlace, np.ndarray] = {}
+        self.answers: dict[CellPlace, np.ndarray] = self.kept[""]
 
     def metrics(self, where: CellPlace) -> dict[str, np.ndarray]:
         """What the report averages over the items of a cell, (n,) each; the first metric is
@@ -234,10 +235,6 @@ class TaskMeasurement(Measurement):
             values |= dict(zip(scores.members.tolist(), of_items, strict=True))
             advance(len(of_items) / self.drawn.count)
         return np.stack([values[i] for i in range(self.drawn.count)])
-
-    def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        self.answers[cell.where] = values
-        self.files[f"{cell.method.label}@{cell.length}"] = cell.file
 
 
 def item_values(scores: BatchScores, in_text: bool) -> np.ndarray:

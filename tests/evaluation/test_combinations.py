@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.contamination.screening import Overlap
+from evaluation.contamination import Overlap
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.windows import truncation_step
 from model import TokenPositions
@@ -17,7 +17,7 @@ L0 = 16
 LENGTHS = [16, 24, 48]
 EXCLUDED = np.array([[0, 50, 57], [2, 20, 23], [2, 60, 62]])  # document, first, last as stored
 OPTIONS = {
-    "protocol": ["fixed-targets", "sliding", "non-overlapping", "by-position", "repetition"],
+    "protocol": ["fixed-targets", "sliding", "non-overlapping", "by-position"],
     "bos": ["as-trained", "none", "every-window"],
     "stored_bos": [True, False],
     "stored_eos": [True, False],
@@ -67,7 +67,7 @@ class Definition:
         """(document, index, start): each target, and the first token that it may see."""
         protocol = self.row["protocol"]
         spans = self.plan.record.get("spans", [])
-        if protocol in ("fixed-targets", "repetition"):
+        if protocol == "fixed-targets":
             return [(d, i, end - 1 - length) for d, end in spans for i in range(end - 5, end)]
         if protocol == "by-position":
             windows = self.plan.windows[LENGTHS[-1]]
@@ -102,15 +102,13 @@ class Definition:
             out.append((d, i, max(start, end - L0)))
         return out
 
-    def losses(self, contexts, overrides, length, replaced=None):
+    def losses(self, contexts, overrides, length):
         model = self.subject.under(overrides, "float64")
         known = {}
         out = []
         for d, i, start in contexts:
             if (d, start) not in known:
                 ids = list(self.documents[d])
-                for at, token in (replaced or {}).get((d, start), {}).items():
-                    ids[at] = token
                 ids = ids[start : start + length + 1]
                 if self.row["bos"] == "every-window":
                     ids[0] = BOS
@@ -133,48 +131,24 @@ class Definition:
             kept &= ~(is_inside & (document == excluded))
         return kept
 
-    def repeated(self, length):
-        """Contexts of repeated text, and what replaces the earlier text: by (document, start),
-        {index: token}."""
-        repeats = self.plan.repeats
-        contexts = []
-        replaced = {}
-        for n in range(len(repeats.end)):
-            columns = ("document", "end", "keep", "distance", "source", "source_start")
-            d, end, keep, distance, source, first = (int(getattr(repeats, c)[n]) for c in columns)
-            start = end - 1 - length
-            contexts += [(d, i, start) for i in range(end - keep, end)]
-            earlier = range(end - keep - repeats.ngram - distance, end - distance)
-            assert [self.documents[d][i + distance] for i in earlier] == [
-                self.documents[d][i] for i in earlier
-            ]
-            replaced[d, start] = {
-                i: self.documents[source][first + k] for k, i in enumerate(earlier) if i >= start
-            }
-        return contexts, replaced
-
 
 @pytest.mark.parametrize("row", pairwise(OPTIONS), ids=str)
 def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch):
-    is_repeated = row["protocol"] == "repetition"
     store = MemoryStore(
         [75, 30, 99, 90], bos=row["stored_bos"], eos=row["stored_eos"], clusters=row["clusters"]
     )
-    for ids in store.documents:
-        if len(ids) > 70:
-            ids[60:70] = ids[38:48]
     rows = EXCLUDED if row["excluded"] else EXCLUDED[:0]
     overlap = Overlap(rows, EXCLUDED[:0])
     monkeypatch.setattr("evaluation.scoring.windows.shared_text", lambda *_: overlap)
     settings = EvaluationSettings(
-        protocol="fixed-targets" if is_repeated else row["protocol"],
         lengths=LENGTHS,
         targets=5,
         spans_per_document=2,
         device="cpu",
-        ngram=4,
-        targets_by="repetition" if is_repeated else None,
-        **{key: row[key] for key in ("bos", "dtype", "chunk", "batch", "stride", "methods")},
+        **{
+            key: row[key]
+            for key in ("protocol", "bos", "dtype", "chunk", "batch", "stride", "methods")
+        },
     )
 
     def measured():
@@ -225,12 +199,5 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
             if row["protocol"] == "by-position" and baseline is None:
                 baseline = definition.losses(definition.cut(), (), L0)[kept]
                 assert np.abs(result.truncated - baseline).max() < tolerance
-            if is_repeated:
-                contexts, replaced = definition.repeated(length)
-                assert definition.kept(contexts).all()
-                assert len(contexts) > 4
-                for losses, text in ((result.repeated, None), (result.control, replaced)):
-                    want = definition.losses(contexts, method.overrides, length, text)
-                    assert np.abs(losses[method.label, length] - want).max() < tolerance
     units = [0, 1, 0, 2] if row["clusters"] else range(4)
     assert result.unit.tolist() == [units[d] for d in result.document]

@@ -62,14 +62,6 @@ def test_foreign_models_against_a_loop(make):
     assert table.gain[9] == 0
 
 
-def test_only_the_last_outputs_are_needed():
-    model = Recurrent()
-    documents = [np.arange(30) % VOCABULARY]
-    whole = score(model, documents, [16], targets=4)
-    last = score(lambda ids: model(ids)[:, -4:], documents, [16], targets=4)
-    assert last.equals(whole)
-
-
 def test_windows_must_fit():
     losses = score(Recurrent(), [np.arange(17)], [4, 16], targets=4, ends=[(0, 17)])
     assert losses.target.tolist() == [13, 14, 15, 16] * 2

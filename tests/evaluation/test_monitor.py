@@ -1,43 +1,30 @@
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from errors import EvaluationError
+from evaluation.fixed_targets import score
 from evaluation.monitor import text_targets
-from evaluation.scoring.windows import fixed_windows
 from model import TokenPositions
 
 
-def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
+def test_losses_are_those_of_fixed_targets(make_store, sharp):
     store = make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6)
-    monitor = text_targets(
-        store,
-        [16, 32, 64],
-        targets=6,
-        spans=7,
-        seed=3,
-    )
-    assert monitor.lengths == [16, 32, 64]
-    assert monitor.note == ""
+    lengths = [16, 32, 64]
+    monitor = text_targets(store, lengths, targets=6, spans=7, seed=3)
+    assert (monitor.lengths, monitor.note) == (lengths, "")
     # the declared length matters
     model = sharp({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}).train()
     first = monitor.measure(model)
     assert monitor.measure(model) == first
     assert model.training
+    text, targets = monitor.share.args
+    ends = list(zip(targets.document.tolist(), targets.end.tolist(), strict=True))
+    documents = [text.slice(d, 0, text.lengths[d]) for d in range(store.n_documents)]
     for length, (nll, count) in first.items():
-        assert count == 7 * 6
-        total = 0.0
-        text, targets = monitor.share.args
-        windows = fixed_windows(targets, length)
-        document, end, *_ = windows.T
-        tokens = torch.from_numpy(text.windows(document, end, length))
-        for row in tokens:
-            with torch.no_grad():
-                (logits,) = model(row[None, :-1], TokenPositions.plain(length)).double()
-            losses = F.cross_entropy(logits, row[1:], reduction="none")
-            total += losses[-6:].sum().item()
-        assert nll == pytest.approx(total / count, abs=1e-5)
+        places = TokenPositions.plain(length)
+        losses = score(lambda ids, at=places: model(ids, at), documents, [length], 6, ends)
+        assert count == len(losses) == 7 * 6
+        assert nll == pytest.approx(losses.nll.mean(), abs=1e-5)
 
 
 def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkeypatch):

@@ -13,7 +13,7 @@ from errors import EvaluationError
 from evaluation.evaluate_runs import check_windows
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
-from evaluation.scoring.scoring import ModelScorer
+from evaluation.scoring.text_loss import ModelScorer
 from model import ContextShard
 from tests import processes
 from tests.evaluation.conftest import MemoryModel, loss_session
@@ -97,7 +97,6 @@ SHARED = {"context": 2, "chunk": 10, "batch": 2, "dtype": "float64", "documents"
         (2, "fixed-targets", {}),
         (4, "fixed-targets", {}),
         (2, "sliding", {"stride": 16}),
-        (2, "non-overlapping", {}),
         (2, "by-position", {"windows_per_document": 4}),
     ],
 )

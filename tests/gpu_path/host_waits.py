@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import model.attention.flex as flex
 import model.decoding.packed as packed_blocks
 import model.decoding.static as static
-from evaluation.scoring.scoring import ModelScorer
+from evaluation.scoring.text_loss import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions

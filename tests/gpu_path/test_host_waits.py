@@ -51,7 +51,7 @@ def test_host_syncs_are_within_budget():
     assert over_budget(found) == []
     # The count is alive: the known waits are found.
     assert found["rope"]["decode"] == {"generation/decoding.py": 1}
-    assert found["rope"]["evaluate whole"] == {"evaluation/scoring/scoring.py": 1}
+    assert found["rope"]["evaluate whole"] == {"evaluation/scoring/text_loss.py": 1}
 
 
 @pytest.mark.slow

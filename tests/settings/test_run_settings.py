@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.protocols import settings_class
+from evaluation.evaluation_settings import settings_class
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, identity, load_settings
 from studies.study_options import study_of

@@ -16,9 +16,9 @@ from data.sources import SOURCES
 from data.sources.local import Stdlib
 from data.task_data import generated
 from data.tasks import HaystackTask
+from evaluation.evaluation_settings import TaskEvaluationSettings
 from evaluation.stores import haystacks
 from evaluation.tasks.drawn_items import draw_text
-from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from studies.planned_cells import StudyPlanner

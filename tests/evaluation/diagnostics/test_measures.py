@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from evaluation.diagnostics.attention_weights import bucket_edges, record_attention
+from evaluation.diagnostics.attention import bucket_edges, record_attention
 from evaluation.diagnostics.generation import by_bucket, repeated_runs
 from model import TokenPositions
 from model.attention.explicit import attention_details

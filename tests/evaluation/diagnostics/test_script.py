@@ -1,20 +1,22 @@
 """evaluate.py with protocol=attention and protocol=generation on a run directory, end to end."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from errors import EvaluationError
-from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
+from evaluation.diagnostics.attention import ATTENTION as ATTENTION_MEASURES
 from evaluation.diagnostics.generation import REAL, GenerationMeasurement
+from evaluation.evaluation_settings import GenerationDiagnosticSettings
 from evaluation.reports import report as reports
 from evaluation.reports.diagnostic_report import TEXT
 from evaluation.scoring.methods import Method
+from evaluation.scoring.targets import EvaluationText
 from model import TokenPositions
-from run_directory.console import Console
-from tests.artists import labelled
+from tests.artists import close, labelled
 from tests.evaluation.conftest import MemoryModel
 from tests.evaluation.test_evaluate_script import SMALL, call, make_run, root  # noqa: F401
 from tests.files import results_of
@@ -64,6 +66,26 @@ def test_attention_diagnostics_end_to_end(report):
     for spread in record["by_distance"]:
         assert spread["edges"][-1] == spread["length"]
         assert sum(spread["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread["uniform"])
+    # The figures show these numbers.
+    places = {"mean": (None, None), "layer 1": (0, None), "layer 2": (1, None)}
+    for n, measure in enumerate(ATTENTION_MEASURES):
+        shown = labelled(figures["attention_by_length-yarn"].axes[n])
+        for name, place in places.items():
+            values = [value["yarn", length, *place, measure] for length in (24, 48, 96)]
+            close(shown[name], (24, 48, 96), values)
+        close(
+            labelled(figures["attention_by_method"].axes[n])["yarn"],
+            *zip(*shown["mean"], strict=True),
+        )
+    (spread,) = [
+        spread
+        for spread in record["by_distance"]
+        if [spread[key] for key in keys[:4]] == ["yarn", 96, 1, None]
+    ]
+    middles = [math.sqrt((low + 1) * high) for low, high in pairwise(spread["edges"])]
+    lines = labelled(figures["mass_by_distance-yarn"].axes[1])
+    close(lines["96 tokens"], middles, spread["mass"])
+    close(lines["uniform attention"], middles, spread["uniform"])
 
 
 def test_generation_diagnostics_end_to_end(report):
@@ -121,21 +143,20 @@ def measured(sharp, make_store, tokenizer, position, temperature, **keys):
     session = GenerationMeasurement(
         settings,
         MemoryModel(model),
-        store=make_store([90, 80, 70, 100, 100, 95, 120]),
-        tokenizer=tokenizer,
+        EvaluationText(make_store([90, 80, 70, 100, 100, 95, 120])),
+        tokenizer,
         methods=[Method("trained", ())],
-        console=Console(quiet=True),
     )
     result = session.run()
-    (values,) = [own for (_, source), own in result.by_source.items() if source != REAL]
-    return model, result, values, session._generate(model, session.real, temperature)
+    ((*_, text, values), _) = result.continuations()
+    return model, result, text, values, session._generate(model, session.real, temperature)
 
 
 @pytest.mark.parametrize("position", [{"name": "alibi"}, ROPE])
 def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tokenizer):
     """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each
     choice."""
-    model, result, values, (tokens, ends) = measured(sharp, make_store, tokenizer, position, 0.0)
+    model, result, _, values, (tokens, ends) = measured(sharp, make_store, tokenizer, position, 0.0)
     assert result.edges == [8, 16, 24, 32, 40, 48, 60]
     for row in range(2):
         ids = tokens[row].tolist()
@@ -153,15 +174,14 @@ def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tok
 def test_generation_stops_at_eos(sharp, make_store, tokenizer):
     """Rows that end early leave later buckets without a number; the cell is measured."""
     tokenizer.eos_ids = (2, 4, 6)
-    _, result, values, (tokens, ends) = measured(sharp, make_store, tokenizer, ROPE, 2.0)
+    _, result, text, values, (tokens, ends) = measured(sharp, make_store, tokenizer, ROPE, 2.0)
     assert len(set(ends)) > 1
     assert not result.failed
     for row, end in zip(tokens, ends, strict=True):
         assert not set(row[8:end]) & {2, 4, 6}
         assert end == 60 or row[end] in (2, 4, 6)
-    text = " ".join(map(str, tokens[0, 8 : ends[0]]))
-    assert result.texts["trained", "temperature 2"] == text
+    assert text == " ".join(map(str, tokens[0, 8 : ends[0]]))
     alive = np.isfinite(values["nll"])
     assert (alive == (np.array(result.edges[:-1]) < ends[:, None])).all()
-    _, other, _, _ = measured(sharp, make_store, tokenizer, ROPE, 2.0, seed=1)
+    _, other, *_ = measured(sharp, make_store, tokenizer, ROPE, 2.0, seed=1)
     assert other.targets_hash != result.targets_hash

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from evaluation.reports.figures import (
-    FAINT,
     FigureText,
     LengthAxis,
     Panel,
-    difference_panel,
     dots_panel,
     length_panel,
     panels,
@@ -68,19 +66,6 @@ def test_lines_bars_seeds_and_levels_are_the_rows():
     assert [end[:2] for end in ends(axes)] == labels
     hollow = [line for line in lines(axes) if line.get_markerfacecolor() == "white"]
     assert {line.get_color() for line in hollow} == {styles["alibi"].color}
-
-
-def test_differences_have_a_band_where_the_axis_is_linear():
-    styles = styles_of(["a", *(f"m{n}" for n in range(20))])
-    rows = rows_of({"a": [-0.01, 0.3, 0.0], "m19": [9.0, 9.0, 9.0]}, half=0.005)
-    above, axes = drawn(
-        length_panel(rows, styles, AXIS), difference_panel(rows, styles, AXIS, "change", 0.02)
-    )
-    assert_shows(axes, rows[:3], names=above)
-    assert styles["m19"].color == FAINT
-    assert levels(axes) == [0]
-    band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
-    assert (band.y0, band.y1) == pytest.approx((-0.02, 0.02))
 
 
 def test_dots_are_rows_with_intervals_from_top_to_bottom():

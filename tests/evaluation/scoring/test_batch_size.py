@@ -101,7 +101,7 @@ import sys
 import numpy as np
 import torch
 from evaluation.scoring.batch_size import memory_needed
-from evaluation.scoring.scoring import ModelScorer
+from evaluation.scoring.text_loss import ModelScorer
 from model import Transformer
 from model.devices import prepare_cpu
 from run_directory.run_settings import RunSettings

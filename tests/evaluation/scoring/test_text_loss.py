@@ -1,5 +1,8 @@
+import re
+
 import numpy as np
 import pytest
+import torch
 
 from errors import EvaluationError
 from evaluation.reports.loss_report import loss_report
@@ -7,8 +10,9 @@ from evaluation.results_table import select
 from evaluation.scoring.cells import CellStore, cell_file
 from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.targets import EvaluationText
-from evaluation.scoring.text_loss import raw_bytes
+from evaluation.scoring.text_loss import ModelScorer, raw_bytes, unigram_nll
 from evaluation.statistics.loss_table import analyze
+from model import TokenPositions
 from tests.tables import value
 
 CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)]
@@ -70,13 +74,13 @@ def test_finished_cells_are_not_measured_again(do, subject):
 
 
 def test_flipped_bits_of_a_cell_are_found(tmp_path):
-    """Every third bit, in zip headers too, where Python raises errors of several classes."""
+    """Every eleventh bit, in zip headers too, where Python raises errors of several classes."""
     store = CellStore(tmp_path)
     expected = np.arange(6.0)
     store.save({"a": 1}, expected)
     path = tmp_path / cell_file({"a": 1})
     intact = path.read_bytes()
-    for bit in range(0, 8 * len(intact), 3):
+    for bit in range(0, 8 * len(intact), 11):
         damaged = bytearray(intact)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
@@ -188,3 +192,39 @@ def test_unknown_and_reserved_methods_are_refused():
     for methods, name in ((["yarm"], "yarm"), ({"trained": ["x=1"]}, "trained")):
         with pytest.raises(EvaluationError, match=name):
             resolve_methods(methods, 48)
+
+
+@pytest.mark.parametrize("batch", [5, 4])
+def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(do, monkeypatch, batch):
+    def broken(tokens, keep):
+        out = np.ones((len(tokens), keep))
+        if tokens.shape[1] == 33:
+            out[-1, 2] = np.nan if batch == 5 else np.inf
+        return out
+
+    monkeypatch.setattr("evaluation.scoring.text_loss.ModelScorer", lambda *_, **__: broken)
+    result = do(methods=["trained"], batch=batch)
+    assert result.nll.keys() == {("trained", 16), ("trained", 64)}
+    ((where, reason),) = result.failed.items()
+    assert where == ("trained", 32)
+    assert re.search(r"length 32, document doc\d", reason)
+
+
+def test_scoring_restores_training_mode_and_gradients(sharp):
+    model = sharp().train()
+    tokens = torch.randint(3, 23, (2, 65))
+    ModelScorer(model)(tokens.numpy(), 7)
+    assert model.training
+    # Tables that grew during the evaluation serve a training step afterwards.
+    model(tokens[:, :-1], TokenPositions.plain(64), targets=tokens[:, 1:]).mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_unigram_by_hand(make_store):
+    store = make_store([6], seed=4)
+    store.documents = [np.array([1, 5, 5, 7, 2], dtype=np.uint16)]
+    store.lengths = np.array([5])
+    got = unigram_nll(store, np.array([5, 7, 3]), 23)
+    assert np.exp(-got) == pytest.approx([3 / 26, 2 / 26, 1 / 26])
+    everything = np.exp(-unigram_nll(store, np.arange(23), 23))
+    assert everything.sum() == pytest.approx(1)

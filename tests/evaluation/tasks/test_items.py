@@ -13,7 +13,7 @@ import evaluate as evaluate_script
 import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
-from data.sampling.positions import IGNORED, PLAIN, SubsetPositions
+from data.sampling.positions import IGNORED, PLAIN
 from data.task_data import generated
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets
@@ -141,22 +141,6 @@ def test_items_are_read_at_their_declared_length():
     assert abs(expected[0] - expected[1]) > 1e-4
 
 
-def test_positions_are_drawn_once_or_for_each_item():
-    data, _ = small(CASES[0][0], "rope")
-    items = data.items("evaluation", 0)
-    rows = items.rows(np.arange(30))
-    sampler = SubsetPositions(max_length=90)
-    redrawn = rows.placed(sampler, 0, 0, np.arange(30)).position
-    fixed = rows.placed(sampler, 0, 0, np.zeros(30, dtype=np.int64)).position
-    for position in (redrawn, fixed):
-        for i, n in enumerate(rows.count):
-            assert (np.diff(position[i, :n]) > 0).all()
-            assert position[i, n - 1] < 90
-    equal = rows.count == 12  # items of one length
-    assert len(np.unique(redrawn[equal, :7], axis=0)) > 3
-    assert len(np.unique(fixed[equal, :7], axis=0)) == 1
-
-
 BASE = [
     "data.tokenizer.name=symbols",
     "model={dim: 16, layers: 1, heads: 2, kv_heads: 2}",
@@ -221,7 +205,8 @@ def test_run_is_evaluated_at_lengths_of_problems(run, capsys, monkeypatch):
     call(evaluate_script, run, run / "evaluation" / "one" / "settings.yaml")
     assert "3 of 3 cells are already done" in capsys.readouterr().err
     assert (run / "evaluation" / "one" / "results.csv").read_bytes() == first
-    call(evaluate_script, run, "protocol=tasks", "lengths=[6]", "items=20", "folder=two", "seed=1")
+    again = ["protocol=tasks", "lengths=[6]", "items=20", "folder=two", "seed=1", "--no-report"]
+    call(evaluate_script, run, *again)
     assert report_of(run, "two")["items_hash"] not in report["items_hash"]
 
 
@@ -290,6 +275,7 @@ def test_random_positions_at_test_time(tmp_path):
     hashes = set()
     for positions in ("fixed", "redrawn", "null"):
         words = ["protocol=tasks", "items=20", f"positions={positions}", f"folder=by-{positions}"]
+        words.append("--no-report")
         call(evaluate_script, run, *words)
         hashes.add(report_of(run, f"by-{positions}")["items_hash"])
     assert len(hashes) == 3

@@ -10,11 +10,11 @@ import torch
 from data import ByteTokenizer
 from data.tasks import TaskItem
 from data.tasks.retrieval import PasskeyTask
+from evaluation.evaluation_settings import TaskEvaluationSettings
 from evaluation.scoring.methods import Method
 from evaluation.tasks.drawn_items import draw_text, text_tokens
 from evaluation.tasks.task_analysis import analyse_tasks
 from evaluation.tasks.task_session import TaskMeasurement, item_values, score_items
-from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
@@ -104,16 +104,16 @@ def test_retrieval_oracle_accuracy(tmp_path):
         assert row["accuracy"] == row["exact"] == 1
         assert row["against_chance"] == "above chance"
         # Every haystack counts once where all answers are right: Wilson's low end is D / (D + z²).
-        assert row["n_eff"] == 7
-        assert row["wilson_low"] == pytest.approx(7 / (7 + 1.959964**2))
+        assert row["exact_low"] == pytest.approx(7 / (7 + 1.959964**2))
     # Cut to the trained length, an answer before the cut is lost.
     cut = rows["truncate", 200]
     items = result.drawn.lengths[200]
     # Six tokens of answer, the last of which is no input: 95 tokens of prompt are left.
     needed = []
-    for prompt, distance in zip(items.tokens.prompts, items.distance, strict=True):
-        stem = bytes(prompt[1:].tolist()).rsplit(b"\n", 1)[1]
-        needed.append(distance + len(stem))
+    for prompt, options in zip(items.tokens.prompts, items.tokens.targets, strict=True):
+        text = bytes(prompt[1:].tolist())
+        stem = text.rsplit(b"\n", 1)[1]
+        needed.append(len(text) - text.index(stem + bytes(options[0].tolist())))
     kept = np.array(needed) <= 95
     assert 0 < kept.mean() < 1
     assert cut["exact"] == kept.mean()
@@ -122,12 +122,10 @@ def test_retrieval_oracle_accuracy(tmp_path):
     assert gain > 0
     assert rows["truncate", 100]["accuracy"] == 1
     assert rows["trained", 100]["gain"] is None
-    # The cells of a grid are all items, once.
-    for spots in (analysis["by_depth"], analysis["by_distance"]):
-        assert sum(spot["share"]["n"] for spot in spots) == 30 * len(rows)
-    cut = [s for s in analysis["by_distance"] if s["method"] == "truncate"]
-    assert all(s["share"]["share"] < 1 for s in cut if s["where"] >= 128)
-    assert {s["share"]["share"] for s in cut if s["until"] <= 64} == {1.0}
+    # The cells by depth are all items, once, and nothing near the question is lost.
+    assert sum(spot["share"]["n"] for spot in analysis["by_depth"]) == 30 * len(rows)
+    near = [s["share"]["share"] for s in analysis["by_depth"] if s["where"] == 1]
+    assert near == [1] * len(rows)
 
 
 @functools.cache

@@ -22,4 +22,4 @@ def test_trained_model_retrieves_passkeys(tmp_path, monkeypatch):
     assert found["items"] >= 400
     assert found["chance"] == 0.25
     cells = {(cell["method"], cell["length"]): cell for cell in found["cells"]}
-    assert cells["trained", 128]["wilson_low"] >= 0.93
+    assert cells["trained", 128]["accuracy_low"] >= 0.93

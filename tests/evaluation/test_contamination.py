@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer
-from evaluation.contamination.ngrams import BLOCK
-from evaluation.contamination.screening import _merged, find_overlap, screen, shared_text
+from evaluation.contamination import BLOCK, _merged, find_overlap, screen, shared_text
 from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.targets import EvaluationText
 from evaluation.stores import EvaluationStores
@@ -174,27 +173,6 @@ def test_shared_passage_is_counted_once():
     assert (lost[:2] == 0).all()
     assert lost[3] > 0.98
     assert 0.4 < lost[2] < 0.5
-
-
-@pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
-def test_excluded_targets_are_the_shared_tokens(bos):
-    shared = "shared " + " ".join(f"w{i}" for i in range(14))
-    store = Corpus("before it " + shared + " and after")
-    overlap = find_overlap(store, Corpus(f"{shared} x"), TOKENIZER)
-    text = EvaluationText(store, bos, 256, overlap.rows)
-    end = text.lengths[0]
-    window = (0, end, end - 1, 70)
-    windows = np.array([window])
-    found = screen(overlap, text, windows)
-    targets = text.slice(0, end - 70, end)
-    lost = bytes(targets[~found.kept].tolist()).decode()
-    assert lost == shared
-    first, stop = found.record["dropped"][0]
-    assert bytes(targets[first:stop].tolist()).decode() == lost
-    # And no target is drawn from them.
-    ((_, start, end),) = text.excluded_in(np.array([0]))
-    assert bytes(text.slice(0, start, end).tolist()).decode() == shared
-    assert text.clean(0, 3) == [(3, start), (end, text.lengths[0])]
 
 
 def test_passages_that_overlap_or_touch_are_one():

@@ -1,33 +1,163 @@
 """Exclude contaminated text: passages that also occur in the training text, or earlier in the
 corpus.
 
-A passage is 13 words (evaluation/contamination/ngrams.py), at every offset, on both sides. The
-passages of the evaluated corpus are held in memory and the training text is streamed. The result
-depends only on the two stores and is cached on disk.
+A passage is 13 words, at every offset, on both sides. Words are compared in Unicode's normal form
+NFKC and casefolded, and only word characters count: letters, digits and combining marks, not the
+underscore, which marks italics in books. In a script without spaces each character is a word, and
+30 of them make a passage; in mixed text a word counts 1/13 and a character 1/30 of a passage.
+
+The passages of the evaluated corpus are held in memory and the training text is streamed. The
+result depends only on the two stores and is cached on disk.
 
 Fixed targets are drawn outside such passages. The other protocols score all tokens of a document
 and drop the targets inside, equally at every length and under every method. Passages shared by
 documents of the corpus count once: they are excluded from all but the first of them.
 """
 
+import hashlib
+import re
+import unicodedata
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data import Tokenizer
 from data.files import atomic, canonical_hash
+from data.preparation.duplicates import CHARACTERS, WORDS, range_hashes
 from errors import EvaluationError
-from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.targets import EvaluationText, targets_of
 from evaluation.stores import EvaluationStores
 
+VERSION = 4  # of the cache format: files of other versions are ignored
+BLOCK = 1 << 17  # tokens per block: bounds memory
+OVERLAP = 1 << 10  # tokens shared by blocks of one document, far more than a passage
+MOST_WORDS = 1 << 20  # whose hashes are remembered
 # log2 of bits per passage in the filter that most of the training text does not pass
 FILTER_BITS = 4
 LONG = 1 << 20  # tokens of training text beyond which progress is shown
+# The weight of a passage; a word weighs CHARACTERS, a character that is a word weighs WORDS.
+_FULL = WORDS * CHARACTERS
+# Scripts written without spaces between words: Thai and Lao, Myanmar, Khmer, kana and bopomofo,
+# Han.
+_SCRIPTS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+)
+# Combining marks up to U+FFFF; a class with rarer ones is searched a hundred times slower.
+_MARKS = "".join(chr(n) for n in range(1 << 16) if unicodedata.category(chr(n)).startswith("M"))
+_UNSPACED = re.compile(f"[{_SCRIPTS}]")
+_WORD = re.compile(f"([{_SCRIPTS}][{_MARKS}]*|(?:[^\\W_{_SCRIPTS}]|[{_MARKS}])+)")
+
+
+class Passages(NamedTuple):
+    """Every passage of one block of text. All arrays (n,)."""
+
+    hashes: np.ndarray  # uint64
+    document: np.ndarray  # int64, as numbered in the store
+    first: np.ndarray  # int64, stored index of the first token that holds a part of it ...
+    last: np.ndarray  # ... and of the last
+
+
+@lru_cache(MOST_WORDS)
+def _hash_of(word: str) -> int:
+    """64-bit hash of a folded word, of its marks in canonical order."""
+    folded = unicodedata.normalize("NFKC", word).casefold()
+    canonical = unicodedata.normalize("NFKD", folded)
+    digest = hashlib.blake2b(canonical.encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+class PassageReader:
+    """Passages of stores made with one tokenizer (`.pieces`: the raw bytes of each id)."""
+
+    def __init__(self, tokenizer):
+        # the last one separates documents, so that no word crosses them
+        self.pieces = [*tokenizer.pieces, b"\n"]
+        self.size = np.array([len(piece) for piece in self.pieces], dtype=np.int64)
+        self.between = len(self.pieces) - 1
+
+    def passages(
+        self,
+        store,
+        after: Callable[[int], None] = lambda tokens: None,
+    ) -> Iterator[Passages]:
+        """All passages of a store, block by block; `after(tokens)` runs after each block.
+
+        Passages at the block edges of a long document occur twice, or with a truncated word.
+        """
+        for parts in _blocks(store):
+            yield self._block(parts)
+            after(sum(len(ids) for _, _, ids in parts))
+
+    def _block(self, parts: list[tuple[int, int, np.ndarray]]) -> Passages:
+        """`parts`: (document, index of the first token, ids)."""
+        ids = np.concatenate([np.append(ids, self.between) for _, _, ids in parts])
+        raw = b"".join([self.pieces[token] for token in ids.tolist()])
+        hashes, weight, first_byte, last_byte = self._words(raw)
+        # The last word of the passage that each word starts, where the text does not end before.
+        total = np.cumsum(weight)
+        ends = np.searchsorted(total, total - weight + _FULL)
+        starts = np.flatnonzero(ends < len(weight))
+        ends = ends[starts]
+        # The token of a byte is the last one that starts at or before it, after tokens without
+        # bytes.
+        begins = np.cumsum(self.size[ids]) - self.size[ids]
+        first = np.searchsorted(begins, first_byte[starts], side="right") - 1
+        last = np.searchsorted(begins, last_byte[ends], side="right") - 1
+        # Keep passages within one document.
+        edges = np.cumsum([0, *(len(ids) + 1 for _, _, ids in parts)])
+        part = np.searchsorted(edges, first, side="right") - 1
+        whole = last < edges[part + 1]
+        part = part[whole]
+        document = np.array([document for document, _, _ in parts], dtype=np.int64)
+        offset = np.array([offset for _, offset, _ in parts])
+        shift = (offset - edges[:-1])[part]
+        return Passages(
+            hashes=range_hashes(hashes, starts[whole], ends[whole] + 1),
+            document=document[part],
+            first=first[whole] + shift,
+            last=last[whole] + shift,
+        )
+
+    def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Hashes (n,) uint64 of the words of UTF-8 text, their weights, and the first and last byte
+        of each. A byte that is not UTF-8 belongs to no word."""
+        text = raw.decode("utf-8", "surrogateescape")
+        pieces = _WORD.split(text)  # words at odd indices
+        words = pieces[1::2]
+        ends = np.cumsum([len(piece) for piece in pieces])
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        in_bytes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+        in_bytes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1  # stands for a byte that is not UTF-8
+        byte = np.append(0, np.cumsum(in_bytes))
+        weight = np.array([WORDS if _UNSPACED.match(word) else CHARACTERS for word in words], int)
+        hashes = np.array([_hash_of(word) for word in words], np.uint64)
+        return hashes, weight, byte[ends[:-1:2]], byte[ends[1::2]] - 1
+
+
+def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:
+    """Parts of documents, BLOCK tokens at a time: many short documents together, long ones in
+    pieces."""
+    parts = []
+    room = BLOCK
+    for number in range(store.n_documents):
+        ids = store.document(number)
+        for start in range(0, max(1, len(ids) - OVERLAP), BLOCK - OVERLAP):
+            piece = ids[start : start + BLOCK]
+            parts.append((number, start, piece))
+            room -= len(piece) + 1
+            if room <= 0:
+                yield parts
+                parts = []
+                room = BLOCK
+    if parts:
+        yield parts
 
 
 @dataclass(frozen=True)
