@@ -118,13 +118,16 @@ def generate(
         top_p,
         min_p,
     )
-    items = generated(loaded.settings.data)
-    for start in range(0, len(pending), batch_size):
-        batch = pending[start : start + batch_size]
-        for _ in generate_samples(
-            loaded.model, loaded.tokenizer, batch, tokens, sampling, items=items
-        ):
-            pass
+    for _ in generate_samples(
+        loaded.model,
+        loaded.tokenizer,
+        pending,
+        tokens,
+        sampling,
+        items=generated(loaded.settings.data),
+        batch_size=batch_size,
+    ):
+        pass
     return [sample.text for sample in pending]
 
 
