@@ -35,7 +35,7 @@ from generation.prompts import read_prompts
 from generation.samples import generate_samples, make_samples
 from generation.sampling import SamplingParams
 from generation.writers import JsonLinesWriter, TextWriter
-from interop.runs import run_of
+from interop.imported_runs import run_of
 from model import find_device
 from run_directory.console import Console
 from run_directory.run import Run

@@ -71,7 +71,7 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
         options: `dtype`, `checkpoint` (a step) and `weights` ("ema" or "last").
     """
     _require_clone()
-    from interop.runs import run_of
+    from interop.imported_runs import run_of
     from model.devices import find_device
     from run_directory.run import Run
 
@@ -144,7 +144,7 @@ def evaluate(
     _require_clone()
     from evaluation.evaluate_runs import run_evaluation
     from evaluation.protocols import settings_class
-    from interop.runs import run_of
+    from interop.imported_runs import run_of
     from model.devices import prepare_cpu
     from settings.load import load_settings
 

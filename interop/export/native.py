@@ -16,9 +16,9 @@ from interop.export.described import (
     ClassChoice,
     DescribedModel,
     NotRepresentable,
+    RopeTable,
     resolved_mixer,
 )
-from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import CONVERSIONS, FAMILIES, FULL, SLIDING, Family, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half

@@ -17,7 +17,7 @@ from torch import Tensor
 from errors import InteropError
 from interop.build import build_model
 from interop.checkpoint import read_folder
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from model import TokenPositions
 from tests.interop.export.exported import CONTROLS

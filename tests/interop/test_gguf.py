@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from interop.build import build_model
 from interop.checkpoint import read_folder
-from interop.runs import run_of
+from interop.imported_runs import run_of
 from run_directory.run import Run
 from tests.files import ROOT
 from tests.interop.models import make

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-import interop.runs
+import interop.imported_runs
 import train
 from errors import UserError
 
@@ -29,7 +29,7 @@ def test_foreign_parents_are_looked_for_only_where_one_is_set(
         seen.append(overrides)
         return overrides
 
-    monkeypatch.setattr(interop.runs, "with_imported_parent", note)
+    monkeypatch.setattr(interop.imported_runs, "with_imported_parent", note)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     words = [word.format(file=file) for word in words] if "{file}" in words else words
     with pytest.raises(UserError):

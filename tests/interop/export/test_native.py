@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from interop.export.parity import measure, parity_lengths
 from tests.files import table
