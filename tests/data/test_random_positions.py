@@ -130,7 +130,7 @@ def test_cape_shifts_and_jitters_each_document():
     assert max(abs(text.mean()) for text in shifted) > 2
 
 
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=25)
 @given(stores, st.integers(2, 13), st.integers(0, 40), names, packings)
 def test_ranks_split_the_same_step(lengths, length, step, name, packing):
     """As samplers of other processes compute it, in any order, as after a resume."""
