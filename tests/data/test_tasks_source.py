@@ -8,6 +8,7 @@ from data.preparation.preparation import prepare
 from data.sources import open_source
 from data.tasks import is_for
 
+
 @pytest.fixture(autouse=True)
 def _short_filler(monkeypatch):
     monkeypatch.setattr("data.sources.synthetic.LENGTH", 1000)
