@@ -290,12 +290,17 @@ class Conversion(NamedTuple):
     write: Callable[[Any, Mapping[str, Any]], Any] = lambda value, settings: value
 
 
+def _flag_conversion(key: str, if_true: Any, if_false: Any) -> Conversion:
+    """The conversion of a flag to a setting with these values."""
+    return Conversion(
+        lambda config: if_true if config.flag(key) else if_false,
+        key,
+        lambda value, settings: value == if_true,
+    )
+
+
 CONVERSIONS: dict[str, Conversion] = {
-    "attention_bias": Conversion(
-        lambda config: "all" if config.flag("attention_bias") else "none",
-        "attention_bias",
-        lambda value, settings: value == "all",
-    ),
+    **{key: _flag_conversion(key, *values) for key, values in TABLE["flag_values"].items()},
     "rope_pp_heads": Conversion(
         lambda config: int(config.size("num_attention_heads") * _heads_per_released(config)[0]),
         "num_attention_heads",
@@ -308,11 +313,6 @@ CONVERSIONS: dict[str, Conversion] = {
         lambda config: tuple(sorted(set(config.get("canon_set") or ""))),
         "canon_set",
         lambda value, settings: "".join(value),
-    ),
-    "qk_norm": Conversion(
-        lambda config: "all_heads" if config.flag("qk_norm") else None,
-        "qk_norm",
-        lambda value, settings: value == "all_heads",
     ),
     "sqrt_hidden_size": Conversion(lambda config: config.size("hidden_size") ** 0.5),
     "query_pre_attn_scalar": Conversion(
@@ -330,11 +330,6 @@ CONVERSIONS: dict[str, Conversion] = {
             "tie_word_embeddings" if config.get("tie_embedding") is None else "tie_embedding"
         ),
         "tie_word_embeddings",
-    ),
-    "linear_allow_neg_eigval": Conversion(
-        lambda config: 2.0 if config.flag("linear_allow_neg_eigval") else 1.0,
-        "linear_allow_neg_eigval",
-        lambda value, settings: value == 2,
     ),
     "mamba_expand": Conversion(
         lambda config: (
