@@ -21,54 +21,24 @@ from interop.checkpoint import read_folder
 from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from model import TokenPositions
+from tests.files import table
 from tests.interop.export.exported import CONTROLS
 from tests.model.zoo import close
 
-WIDTH, HEADS, GROUPS, DIM, HIDDEN, VOCAB, LAYERS = 24, 4, 2, 6, 40, 29, 2
 LENGTH = 17
-LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "intermediate_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "head_dim": DIM,
-    "max_position_embeddings": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500.0,
+TABLE = table("interop/released.yaml")
+CONFIGS = {
+    name: TABLE[kind] | changes
+    for kind, cases in TABLE["cases"].items()
+    for name, changes in cases.items()
 }
-CANON = LLAMA | {
-    "model_type": "LlamaCanon",
-    "architectures": ["LlamaCanonForCausalLM"],
-    "canon_set": "ABCD",
-    "canon_kernel": 4,
-    "canon_bias": False,
-    "canon_activation": False,
-    "canon_residual": True,
-    "qk_norm": True,
-    "rope_dim": None,
-    "rope_version": "huggingface",
-}
-ROPE_PP = LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-CANONS = {
-    "released": {"rope_dim": 4, "partial_rotary_factor": 4 / 6, "rope_version": "lingua"},
-    "huggingface": {},
-    "partial": {"rope_dim": 2, "canon_kernel": 3, "qk_norm": False},
-    "A and C": {"canon_set": "AC", "rope_version": "lingua", "attention_bias": True},
-    "B": {"canon_set": "B", "mlp_bias": True},
-    "D": {"canon_set": "D", "qk_norm": False, "tie_word_embeddings": True},
-}
+WIDTH, HEADS, GROUPS, DIM, HIDDEN, VOCAB, LAYERS = 24, 4, 2, 6, 40, 29, 2
 # projected queries, key/value heads and heads of outputs
 SIZES = {
     None: (HEADS, GROUPS, HEADS),
     "imag1": (HEADS // 2, GROUPS // 2, HEADS),
     "imag2": (HEADS, GROUPS, 2 * HEADS),
 }
-
-
-def rope_pp(mode: str, **more) -> dict:
-    return ROPE_PP | {"rope_config": {"imag": True, "imag_mode": mode, **more}}
 
 
 def sizes_of(config: dict) -> tuple[int, int, int]:
@@ -196,10 +166,6 @@ def folder_of(path, config: dict) -> dict[str, Tensor]:
     return tensors
 
 
-CONFIGS = {name: CANON | changes for name, changes in CANONS.items()}
-CONFIGS |= {mode: rope_pp(mode) for mode in ("imag1", "imag2")}
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_released_format(name, tmp_path):
@@ -221,7 +187,7 @@ def test_released_format(name, tmp_path):
 
     assert choose_class(first.model).model_type is None  # transformers does not have it
     choice = choose_class(model.float(), published=True)
-    if name not in CANONS:
+    if config["model_type"] == "llama":
         assert choice.model_type is None
         return
     assert choice.model_type == "LlamaCanon", choice.reason
@@ -237,17 +203,8 @@ def test_released_format(name, tmp_path):
     torch.testing.assert_close(stored, weights_of(config), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        (CANON | {"canon_bias": True}, "canon_bias"),
-        (CANON | {"canon_activation": True}, "canon_activation"),
-        (CANON | {"canon_residual": False}, "canon_residual"),
-        (rope_pp("imag2", yarn=True, factor=32), "rope_config"),
-    ],
-    ids=str,
-)
-def test_other_forms_are_refused(config, named, tmp_path):
-    folder_of(tmp_path / "first", config)
+@pytest.mark.parametrize(("kind", "changes", "named"), TABLE["refused"], ids=str)
+def test_other_forms_are_refused(kind, changes, named, tmp_path):
+    folder_of(tmp_path / "first", TABLE[kind] | changes)
     with pytest.raises(InteropError, match=named):
         build_model(read_folder(tmp_path / "first"))
