@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 
 from data.files import write_json, write_text
 from errors import InteropError
@@ -133,9 +134,7 @@ def write_model(
         tensors = native.weights(model, state, choice)
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})
-    load_extra("huggingface_hub").save_torch_state_dict(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder
-    )
+    save_torch_state_dict({name: tensor.contiguous() for name, tensor in tensors.items()}, folder)
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # the library makes them private
 
