@@ -100,10 +100,12 @@ def generate_samples(
         items: the data of a model that was trained on task items, which may give the positions.
         cache: see `Generation`.
     """
-    has_positions = items is not None and items.source.task.has_positions
     for start in range(0, len(samples), batch_size):
         batch = samples[start : start + batch_size]
         prompts = [sample.ids for sample in batch]
+        positions = None
+        if items is not None and items.source.task.has_positions:
+            positions = [items.positions(ids, tokens) for ids in prompts]
         generation = Generation(
             model,
             prompts,
@@ -113,7 +115,7 @@ def generate_samples(
             eos_ids=tokenizer.eos_ids,
             vocab_size=tokenizer.vocab_size,
             cache=cache,
-            positions=[items.positions(ids, tokens) for ids in prompts] if has_positions else None,
+            positions=positions,
         )
         for new in generation:
             for row, (sample, token) in enumerate(zip(batch, new, strict=True)):
