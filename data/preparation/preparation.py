@@ -239,8 +239,7 @@ class _Preparation:
         )
         pieces = list(self._sample(available, most))
         used = sum(len(piece.encode()) for piece in pieces)
-        training = {"bytes_used": used, "unused_share": 1 - used / available}
-        return train_tokenizer(settings, pieces), training
+        return train_tokenizer(settings, pieces), {"bytes_used": used}
 
     def _sample(self, available: int, most: int) -> Iterator[str]:
         """Yield pieces spread evenly over the training text, at most `most` bytes in total."""

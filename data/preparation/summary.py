@@ -116,11 +116,10 @@ def remarks(summary: dict[str, Any]) -> list[str]:
         lines.append(f"skipped {n:,} documents: {fault} (such as {summary['examples'][fault]})")
     tokenizer = summary["tokenizer"]
     copies = summary["near_duplicates"]["documents"]  # null in earlier versions: not looked for
-    if tokenizer.get("unused_share") is not None:
+    if "bytes_used" in tokenizer:
         lines.append(
             f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on "
-            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB of training text; "
-            f"{tokenizer['unused_share']:.1%} of it was not used"
+            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB of training text"
         )
     if copies:
         lines.append(
