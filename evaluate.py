@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # these import torch, which --help and a mistyped setting do not need
     from evaluation.evaluate_runs import run_evaluation, show
-    from interop.runs import run_of
+    from interop.imported_runs import run_of
     from model.devices import prepare_cpu
 
     prepare_cpu(None)

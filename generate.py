@@ -19,11 +19,9 @@ batch. In a shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
 import io
-import math
 import shlex
 import signal
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,9 +35,9 @@ from generation.prompts import read_prompts
 from generation.samples import generate_samples, make_samples
 from generation.sampling import SamplingParams
 from generation.writers import JsonLinesWriter, TextWriter
-from interop.runs import run_of
+from interop.imported_runs import run_of
 from model import find_device
-from run_directory.console import Console, duration
+from run_directory.console import Console
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from settings.help import HelpTopics, SettingsParser
@@ -52,8 +50,6 @@ TOPICS = HelpTopics(
     setting="model.position.scaling",
     choice="yarn",
 )
-TIMED = 32  # tokens after which the time of the others is estimated
-LONG = 60.0  # seconds of a generation whose estimate is printed
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -226,12 +222,6 @@ def interruptible() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def report_time(console: Console, seconds: float) -> None:
-    """Print the estimated time of a long generation."""
-    if seconds > LONG:
-        console.info(f"about {duration(seconds)} in all, more if the text is long; Ctrl-C stops it")
-
-
 def main(arguments: Sequence[str] | None = None) -> int | None:
     """Generate text as the command line says."""
     args = parse_options(arguments)
@@ -282,27 +272,20 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         writer = JsonLinesWriter(samples, sys.stdout, settings)
     else:
         writer = TextWriter(samples, sys.stdout, printable)
-    begin = time.perf_counter()
     try:
         with interruptible() as check:
-            for start in range(0, len(samples), args.batch):
-                batch = samples[start : start + args.batch]
-                steps = generate_samples(
-                    loaded.model,
-                    loaded.tokenizer,
-                    batch,
-                    args.tokens,
-                    sampling,
-                    cache=not args.no_cache,
-                    items=generated(loaded.settings.data),
-                )
-                for step, _ in enumerate(steps, start=1):
-                    writer.update()
-                    check()
-                    if start == 0 and step == TIMED:
-                        batches = math.ceil(len(samples) / args.batch)
-                        seconds = (time.perf_counter() - begin) / TIMED * args.tokens * batches
-                        report_time(console, seconds)
+            for _ in generate_samples(
+                loaded.model,
+                loaded.tokenizer,
+                samples,
+                args.tokens,
+                sampling,
+                items=generated(loaded.settings.data),
+                batch_size=args.batch,
+                cache=not args.no_cache,
+            ):
+                writer.update()
+                check()
     except KeyboardInterrupt:
         for sample in samples:
             sample.interrupt()

@@ -71,7 +71,7 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
         options: `dtype`, `checkpoint` (a step) and `weights` ("ema" or "last").
     """
     _require_clone()
-    from interop.runs import run_of
+    from interop.imported_runs import run_of
     from model.devices import find_device
     from run_directory.run import Run
 
@@ -118,13 +118,16 @@ def generate(
         top_p,
         min_p,
     )
-    items = generated(loaded.settings.data)
-    for start in range(0, len(pending), batch_size):
-        batch = pending[start : start + batch_size]
-        for _ in generate_samples(
-            loaded.model, loaded.tokenizer, batch, tokens, sampling, items=items
-        ):
-            pass
+    for _ in generate_samples(
+        loaded.model,
+        loaded.tokenizer,
+        pending,
+        tokens,
+        sampling,
+        items=generated(loaded.settings.data),
+        batch_size=batch_size,
+    ):
+        pass
     return [sample.text for sample in pending]
 
 
@@ -141,7 +144,7 @@ def evaluate(
     _require_clone()
     from evaluation.evaluate_runs import run_evaluation
     from evaluation.evaluation_settings import settings_class
-    from interop.runs import run_of
+    from interop.imported_runs import run_of
     from model.devices import prepare_cpu
     from settings.load import load_settings
 

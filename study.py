@@ -91,7 +91,7 @@ def claims(options: Namespace) -> int:
 
 def study_call(options: Namespace) -> "StudyCall":
     # these import torch, which --help and a mistyped setting do not need
-    from interop.runs import with_imported_parent
+    from interop.imported_runs import with_imported_parent
     from studies.cell_pool import gpus
     from studies.study_run import StudyCall
 

@@ -49,7 +49,7 @@ def run_training(arguments: Sequence[str] | None = None) -> tuple[int, Path]:
     assert __doc__
     options = parse_options(__doc__, arguments)
     if setting_before_validation(options.overrides, "parent") is not None:
-        from interop.runs import with_imported_parent
+        from interop.imported_runs import with_imported_parent
 
         options.overrides = with_imported_parent(options.overrides)
     with StopRequests() as requests:

@@ -124,9 +124,11 @@ class TokenStore:
         self.has_bos: bool = self.manifest["has_bos"]
         self.has_eos: bool = self.manifest["has_eos"]
         self._shards: list[dict[str, Any]] = self.manifest["shards"]
+        self._files: dict[str, dict[str, Any]] = {}
         for shard in self._shards:
-            for name, facts in shard["files"].items():
-                self._check_size(name, facts["bytes"])
+            self._files |= shard["files"]
+        for name in self._files:
+            self._check(name)
         tables = [np.zeros((3, 0), dtype=np.int64), *map(self._table, self._shards)]
         self.lengths, self.bytes, _ = np.concatenate(tables, axis=1)
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
@@ -135,20 +137,19 @@ class TokenStore:
         self._starts = np.concatenate(starts)
         self._maps: dict[int, np.ndarray] = {}
 
-    def _check_size(self, name: str, expected: int) -> None:
+    def _check(self, name: str, content: Path | memoryview | None = None) -> None:
+        """Compare the size of a file, and the hash of `content`, with the manifest."""
         path = self.folder / name
+        expected = self._files[name]
         if not path.is_file():
             raise DataError(f"{path} is missing; {hint(self.folder)}")
         actual = path.stat().st_size
-        if actual != expected:
+        if actual != expected["bytes"]:
             raise DataError(
-                f"{path} is damaged: it has {actual:,} bytes instead of {expected:,}; "
+                f"{path} is damaged: it has {actual:,} bytes instead of {expected['bytes']:,}; "
                 f"{hint(self.folder)}"
             )
-
-    def _check_hash(self, name: str, actual: str, expected: str) -> None:
-        if actual != expected:
-            path = self.folder / name
+        if content is not None and sha256_of(content) != expected["sha256"]:
             raise DataError(f"{path} does not match its recorded hash; {hint(self.folder)}")
 
     def verify(self, vocab_size: int | None = None) -> None:
@@ -156,10 +157,9 @@ class TokenStore:
 
         Raises DataError naming the first file that differs.
         """
-        for i, shard in enumerate(self._shards):
-            for name, facts in shard["files"].items():
-                self._check_size(name, facts["bytes"])
-                self._check_hash(name, sha256_of(self.folder / name), facts["sha256"])
+        for name in self._files:
+            self._check(name, self.folder / name)
+        for i in range(len(self._shards)):
             largest = int(self._map(i).max(initial=0))
             if vocab_size is not None and largest >= vocab_size:
                 raise DataError(
@@ -172,9 +172,8 @@ class TokenStore:
         if they were changed after the store was opened.
         """
         name = self._tokens_file(shard)
-        facts = self._shards[shard]["files"][name]
-        self._check_size(name, facts["bytes"])
-        self._check_hash(name, sha256_of(self._map(shard).data), facts["sha256"])
+        self._check(name)  # reading the map of a truncated file would end the process
+        self._check(name, self._map(shard).data)
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"

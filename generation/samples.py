@@ -82,48 +82,47 @@ def make_samples(
     return samples
 
 
-def given_positions(
-    prompts: Sequence[list[int]], tokens: int, items: GeneratedData | None
-) -> list[list[int]] | None:
-    """The positions of prompts and of `tokens` new tokens that a task gives; None: 0, 1, 2, ..."""
-    if items is None or not items.source.task.has_positions:
-        return None
-    return [items.positions(prompt, tokens) for prompt in prompts]
-
-
 def generate_samples(
     model: Transformer,
     tokenizer: Tokenizer,
     samples: Sequence[Sample],
     tokens: int,
     sampling: SamplingParams,
-    cache: bool = True,
+    *,
     items: GeneratedData | None = None,
+    batch_size: int = 8,
+    cache: bool = True,
 ) -> Iterator[Sample]:
-    """Generate one batch of samples; yields a sample whenever its text grows or it is complete.
+    """Generate samples in batches; yields a sample whenever its text grows or it is complete.
 
     Args:
         tokens: see `Generation`.
-        cache: see `Generation`.
         items: the data of a model that was trained on task items, which may give the positions.
+        cache: see `Generation`.
     """
-    generation = Generation(
-        model,
-        [sample.ids for sample in samples],
-        tokens,
-        sampling,
-        seeds=[sample.seed for sample in samples],
-        eos_ids=tokenizer.eos_ids,
-        vocab_size=tokenizer.vocab_size,
-        cache=cache,
-        positions=given_positions([sample.ids for sample in samples], tokens, items),
-    )
-    for new in generation:
-        for row, (sample, token) in enumerate(zip(samples, new, strict=True)):
-            if token is None:
-                continue
-            text = sample.add(token, generation.finish[row])
-            if sample.finish == "stop":
-                generation.stop(row)
-            if text or sample.finish:
-                yield sample
+    for start in range(0, len(samples), batch_size):
+        batch = samples[start : start + batch_size]
+        prompts = [sample.ids for sample in batch]
+        positions = None
+        if items is not None and items.source.task.has_positions:
+            positions = [items.positions(ids, tokens) for ids in prompts]
+        generation = Generation(
+            model,
+            prompts,
+            tokens,
+            sampling,
+            seeds=[sample.seed for sample in batch],
+            eos_ids=tokenizer.eos_ids,
+            vocab_size=tokenizer.vocab_size,
+            cache=cache,
+            positions=positions,
+        )
+        for new in generation:
+            for row, (sample, token) in enumerate(zip(batch, new, strict=True)):
+                if token is None:
+                    continue
+                text = sample.add(token, generation.finish[row])
+                if sample.finish == "stop":
+                    generation.stop(row)
+                if text or sample.finish:
+                    yield sample

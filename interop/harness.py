@@ -15,7 +15,7 @@ from evaluation.scoring.methods import TRAINED, TRUNCATE, resolve_methods
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
 from interop.export.tokenizer import control_ids, fast_tokenizer
-from interop.runs import run_of
+from interop.imported_runs import run_of
 from model import find_device
 from run_directory.position_overrides import override
 from run_directory.run import Run

@@ -48,9 +48,8 @@ from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.families import FAMILIES
 from model import SCHEMES, TokenPositions, Transformer
-from model.decoding import make_decoder, pack
+from model.decoding import pack
 from model.devices import find_device, prepare_cpu
-from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
 from run_directory.precision import has_bfloat16
 from run_directory.run import processor
@@ -63,12 +62,6 @@ from training.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
-HYBRID = (
-    "configs/mixer/gated_deltanet.yaml",
-    "model.layers=4",
-    "model.pattern=[delta, delta, delta, near]",
-    "model.kinds={delta: {}, near: {mixer: {name: attention}, position: {name: rope, window: 256}}}",
-)
 PREFILL = 2048
 PROMPT = 32
 NEW = 128  # generated tokens of a row
@@ -93,12 +86,12 @@ its caches. `of the peak`: of the GPU's bfloat16 peak (`train`) or of the bandwi
 generated tokens that is equal, each of them the most likely token of a full pass within 0.001.
 
 Cases: `train` is a step with fused AdamW; `prefill` 2,048 tokens through the cache; `decode-N` greedy
-generation of N rows after 32 tokens; `fixed-targets` the last 64 of 2,048 tokens; `core` the forward and
-backward pass of Gated DeltaNet's recurrence, 8 heads of 32, 2,048 tokens, beside causal attention;
-`long-train` a training step on one window of 16,384 tokens; `context-decode` and `read`: 128 tokens after a
-context of this many tokens, and the loss of all tokens of a window of this many, each of a hybrid of three
-layers of Gated DeltaNet and one of attention with a window of 256 tokens; `scheme-train` and `scheme-decode`
-a step on one window of 2,048 tokens (four on a GPU), and generation of one row, beside RoPE.
+generation of N rows after 32 tokens; `fixed-targets` the last 64 of 2,048 tokens; `long-train` a training
+step on one window of 16,384 tokens; `scheme-train` and `scheme-decode` a step on one window of 2,048 tokens
+(four on a GPU), and generation of one row, beside RoPE. Measured by an earlier version: `core`, the forward
+and backward pass of Gated DeltaNet's recurrence, 8 heads of 32, 2,048 tokens, beside causal attention;
+`context-decode`, 128 tokens after a context of this many tokens, of a hybrid of three layers of Gated
+DeltaNet and one of attention with a window of 256 tokens.
 
 """
 
@@ -139,8 +132,8 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What one process measures. `variant`: ``ours``, ``transformers``, ``sdpa``, or a scheme or
-    mixer; then ``compiled`` and ``bfloat16`` if they apply."""
+    """What one process measures. `variant`: ``ours``, ``transformers``, or a scheme or mixer; then
+    ``compiled`` and ``bfloat16`` if they apply."""
 
     case: str
     shape: str
@@ -174,9 +167,7 @@ class Workload:
     def our_model(self) -> Transformer:
         words = self.sizes.words.split()
         scheme = self.variant.split()[0]
-        if scheme == "hybrid":
-            words += HYBRID
-        elif scheme in MIXERS:
+        if scheme in MIXERS:
             words += [f"configs/mixer/{scheme}.yaml", "model.kv_heads=null"]
         elif scheme in SCHEMES:
             words.append(f"model.position.name={scheme}")
@@ -399,78 +390,6 @@ def fixed_targets(work: Workload) -> Task:
     return Task(call, WINDOWS * PREFILL)
 
 
-def core(work: Workload, heads: int = 8, dim: int = 32, length: int = 2048) -> Task:
-    """Forward and backward pass of Gated DeltaNet's recurrence, or of causal attention. Numbers:
-    outputs and gradients."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (1, heads, length)
-    q, k, v = torch.randn(3, *shape, dim, generator=generator).unbind()
-    k = F.normalize(k, dim=-1)
-    q = q * dim**-0.5
-    decay = -torch.rand(*shape, generator=generator)
-    beta = torch.rand(*shape, generator=generator)
-    tensors = [x.to(work.device).requires_grad_() for x in (q, k, v, decay, beta)]
-    q, k, v, decay, beta = tensors
-
-    def ours() -> Tensor:
-        return chunked(Inputs(q, k, v, beta, decay[..., None], is_delta=True))[0]
-
-    def theirs() -> Tensor:
-        load_extra("transformers")
-        from transformers.models.qwen3_next import modeling_qwen3_next as qwen
-
-        by_token = [x.transpose(1, 2) for x in (q * dim**0.5, k, v, decay, beta)]
-        return qwen.torch_chunk_gated_delta_rule(*by_token)[0].transpose(1, 2)
-
-    def sdpa() -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
-
-    run = {"ours": ours, "transformers": theirs, "sdpa": sdpa}[work.variant]
-
-    def call() -> list[float]:
-        for x in tensors:
-            x.grad = None
-        out = run()
-        out.square().sum().backward()
-        assert v.grad is not None
-        return [*out[0, 0, ::128, 0].tolist(), *v.grad[0, 0, ::128, 0].tolist()]
-
-    return Task(call, length)
-
-
-def context_decode(work: Workload) -> Task:
-    """Tokens after a context, of which each call continues the one before."""
-    context = int(work.variant.split()[-1])
-    model = pack(work.our_model())
-    calls = work.repeats + 2
-    positions = TokenPositions.plain(context + calls * NEW, device=work.device)
-    cache = model.make_cache(1, positions.position_end)
-    tokens = work.tokens(1, context)
-    with torch.inference_mode():
-        for start in range(0, context, 64):  # small passes, whose memory is that of the cache
-            part = slice(start, start + 64)
-            new = positions.part(part.start, part.stop, position_end=part.stop)
-            model(tokens[:, part], new, cache=cache, keep=0)
-    decode = make_decoder(model, cache, positions.part(context, positions.position_end))
-
-    @torch.inference_mode()
-    def call() -> list[float]:
-        token = tokens[:, -1]
-        for _ in range(NEW):
-            token = decode(token).argmax(-1)
-        return []
-
-    return Task(call, NEW)
-
-
-def read(work: Workload) -> Task:
-    """The loss of all tokens of a window. Numbers: its mean over the first tokens."""
-    count = int(work.variant.split()[-1])
-    ids = work.tokens(1, count + 1).numpy()
-    scorer = ModelScorer(work.our_model(), device=work.device)
-    return Task(lambda: [float(scorer(ids, count)[0, :PREFILL].mean())], count)
-
-
 CASES: dict[str, Callable[[Workload], Task]] = {
     "train": train,
     "prefill": prefill,
@@ -478,10 +397,7 @@ CASES: dict[str, Callable[[Workload], Task]] = {
     "decode-8": lambda work: decode(work, 8),
     "decode-64": lambda work: decode(work, 64),
     "fixed-targets": fixed_targets,
-    "core": core,
     "long-train": lambda work: train(work, 1, LONG_LENGTH),
-    "context-decode": context_decode,
-    "read": read,
     "scheme-train": lambda work: train(work, 1 if work.device == "cpu" else 4, SCHEME_LENGTH),
     "scheme-decode": lambda work: decode(work, 1),
 }
@@ -497,12 +413,6 @@ def comparisons(case: str, device: str, schemes: Sequence[str]) -> Iterator[tupl
         for name in names:
             if name != "rope":
                 yield f"rope{precision}", [f"{name}{precision}"]
-    elif case == "context-decode":
-        yield "hybrid 64", ["hybrid 65536"]
-    elif case == "read":
-        yield "hybrid 65536", ["hybrid 262144", "hybrid 1048576"]
-    elif case == "core":
-        yield "transformers", ["ours", "sdpa"]
     else:
         names = ["ours"]
         if case == "train":
@@ -588,7 +498,7 @@ def compare(works: Sequence[Workload], rounds: int) -> list[dict]:
 
 def agreement(work: Workload, baseline: list[float], other: list[float]) -> str:
     """How well the checked numbers agree. Raises TrainingError if they do not."""
-    if not baseline or work.case.startswith(("scheme", "long")) or work.variant == "sdpa":
+    if not baseline or work.case.startswith(("scheme", "long")):
         return ""
     pairs = list(zip(baseline, other, strict=True))
     if work.case.startswith("decode"):
@@ -603,10 +513,11 @@ def save(rows: Sequence[dict], file: Path, machine: str) -> None:
     """Add rows to a CSV file, in place of earlier ones of their kind, and write its page."""
     known = [pd.read_csv(file, keep_default_na=False)] if file.exists() else []
     table = pd.concat([*known, pd.DataFrame(rows)]).drop_duplicates(KEYS, keep="last")
-    order = [*CASES]
+    # Results of earlier versions have further cases.
+    order = {name: i for i, name in enumerate(dict.fromkeys([*CASES, *table["case"]]))}
     table = table.sort_values(
         ["shape", "case"],
-        key=lambda column: column.map(lambda name: order.index(name) if name in order else name),
+        key=lambda column: column.map(order) if column.name == "case" else column,
         kind="stable",
     )
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
-from interop.export.files import check_new
-from interop.export.folder import DTYPES, export_folder
+from interop.export.export_folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
 from interop.extras import load_extra
-from interop.runs import run_of
+from interop.imported_runs import run_of
+from interop.new_folder import check_new
 from run_directory.console import Console
 from run_directory.run import Run
 from settings.script import Parser, run_main

@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
-from interop.export.files import check_new
-from interop.runs import find_checkpoint, imported_folder, write_run
+from interop.imported_runs import find_checkpoint, imported_folder, write_run
+from interop.new_folder import check_new
 from run_directory.console import Console
 from settings.script import Parser, run_main
 

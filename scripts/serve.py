@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
+from interop.imported_runs import run_of
 from interop.loss_page import HOST, LossPage, make_server
-from interop.runs import run_of
 from model import find_device
 from run_directory.console import Console
 from run_directory.run import Run

@@ -36,7 +36,13 @@ from studies.planned_cells import TRAINING, Command, PlannedCell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # an optimizer imports torch._dynamo
-PRELOADED = ["train", "evaluate", "evaluation.evaluate_runs", "interop.runs", "torch._dynamo"]
+PRELOADED = [
+    "train",
+    "evaluate",
+    "evaluation.evaluate_runs",
+    "interop.imported_runs",
+    "torch._dynamo",
+]
 CELL_FAILED = 1  # exit status of a worker
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on
 TIMES = "times.jsonl"

@@ -179,7 +179,6 @@ LONG = [
     "benchmark",
     "check",
     "run_harness",
-    "plot_positions",
     "reference",
     "sample",
     "serve",

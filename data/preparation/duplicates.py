@@ -7,7 +7,6 @@ bytes: a Python loop would be slower than the tokenizer, and its threads would w
 """
 
 import functools
-from typing import NamedTuple
 
 import numpy as np
 
@@ -97,13 +96,6 @@ def shingles(text: str) -> np.ndarray:
     return mixed(np.array([whole + np.uint64(len(hashes))]))
 
 
-class DuplicateMatch(NamedTuple):
-    own: float  # fraction of the text's sampled shingles found in validation text
-    # largest fraction of one validation document's sampled shingles found in the text
-    theirs: float
-    hits: np.ndarray  # the shared shingles
-
-
 class ShingleIndex:
     """The shingles of all validation documents. `sets` has those of one document per entry."""
 
@@ -114,7 +106,9 @@ class ShingleIndex:
         self.hashes = hashes[order]
         self.owners = np.repeat(np.arange(len(sets)), self.counts)[order]
 
-    def match(self, text: str) -> DuplicateMatch:
+    def shared(self, text: str) -> tuple[float, float]:
+        """The fraction of the text's shingles that are in validation text, and the largest fraction
+        of one validation document's that are in the text."""
         own = shingles(text)
         low = np.searchsorted(self.hashes, own, side="left")
         high = np.searchsorted(self.hashes, own, side="right")
@@ -122,5 +116,4 @@ class ShingleIndex:
         shared = np.zeros(len(self.counts), dtype=np.int64)
         for hit in hits:  # a document has each of its shingles once
             shared[self.owners[low[hit] : high[hit]]] += 1
-        theirs = float((shared / self.counts).max(initial=0.0))
-        return DuplicateMatch(len(hits) / len(own), theirs, own[hits])
+        return len(hits) / len(own), float((shared / self.counts).max(initial=0.0))

@@ -239,8 +239,7 @@ class _Preparation:
         )
         pieces = list(self._sample(available, most))
         used = sum(len(piece.encode()) for piece in pieces)
-        training = {"bytes_used": used, "unused_share": 1 - used / available}
-        return train_tokenizer(settings, pieces), training
+        return train_tokenizer(settings, pieces), {"bytes_used": used}
 
     def _sample(self, available: int, most: int) -> Iterator[str]:
         """Yield pieces spread evenly over the training text, at most `most` bytes in total."""
@@ -298,7 +297,7 @@ class _Preparation:
         table = read_chunk(spool.folder, number)
         valid = spool.valid_in(number)
         dtype = token_dtype(self.tokenizer.vocab_size)
-        result = {"shards": {}, "lossy": 0, "copies": 0, "copied_bytes": 0, "hits": []}
+        result = {"shards": {}, "lossy": 0, "copies": 0}
         for split, mask in (("train", ~valid), ("valid", valid)):
             # An empty shard would overwrite that of the same number from the other spool.
             if mask.any():
@@ -320,13 +319,9 @@ class _Preparation:
             if self.is_stopped:
                 raise InterruptedError("another chunk failed")
             text = row["text"]
-            if index is not None:
-                match = index.match(text)
-                if max(match.own, match.theirs) >= self.settings.duplicate_threshold:
-                    result["copies"] += 1
-                    result["copied_bytes"] += row["bytes"]
-                    continue
-                result["hits"] += match.hits.tolist()
+            if index is not None and max(index.shared(text)) >= self.settings.duplicate_threshold:
+                result["copies"] += 1
+                continue
             ids = self.tokenizer.encode(text)
             result["lossy"] += not lossless(self.tokenizer, ids, text)
             stored = np.array([*begin, *ids, *end])
@@ -366,24 +361,10 @@ class _Preparation:
             "examples": examples,
             "bytes_read": int(text.bytes.sum()),
             "lossy_documents": sum(result["lossy"] for result in results),
-            "near_duplicates": self._duplicates(results),
+            "near_duplicates": {"documents": sum(result["copies"] for result in results)},
         }
         write_json(self.folder / "prepared.json", {"settings": s.model_dump(), "summary": summary})
         return summary
-
-    def _duplicates(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        """Statistics of the excluded copies, and the fraction of validation shingles left in
-        training."""
-        if self.index is None:
-            return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = sum(int(spool.bytes[~spool.valid].sum()) for spool in self.spools.values())
-        copied = sum(result["copied_bytes"] for result in results)
-        remaining = set().union(*(result["hits"] for result in results))
-        return {
-            "documents": sum(result["copies"] for result in results),
-            "share_of_bytes": copied / max(candidates, 1),
-            "shingles_remaining": len(remaining) / max(len(np.unique(self.index.hashes)), 1),
-        }
 
 
 def available_cores() -> int:

@@ -115,17 +115,14 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     for fault, n in summary["passed_over"].items():
         lines.append(f"skipped {n:,} documents: {fault} (such as {summary['examples'][fault]})")
     tokenizer = summary["tokenizer"]
-    copies = summary["near_duplicates"]
-    if tokenizer.get("unused_share") is not None:
+    copies = summary["near_duplicates"]["documents"]  # null in earlier versions: not looked for
+    if "bytes_used" in tokenizer:
         lines.append(
             f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on "
-            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB of training text; "
-            f"{tokenizer['unused_share']:.1%} of it was not used"
+            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB of training text"
         )
-    if copies["documents"] is not None:
+    if copies:
         lines.append(
-            f"near-duplicates of validation text excluded from training: {copies['documents']:,} "
-            f"documents, {copies['share_of_bytes']:.2%} of the training text; "
-            f"{copies['shingles_remaining']:.2%} of validation passages still occur in training"
+            f"near-duplicates of validation text excluded from training: {copies:,} documents"
         )
     return lines

@@ -71,23 +71,20 @@ def make_batch(
     *,
     n_targets: int,
     hash: str,
-    epoch: int = 0,
-    passes: dict[str, float] | None = None,
+    epoch: int,
+    passes: dict[str, float],
 ) -> Batch:
     """The batch of one rank, from its inputs and targets (b, T)."""
+    arrays = (inputs, targets, placed.order, placed.position, placed.document)
     return Batch(
-        tokens=torch.tensor(inputs),
-        targets=torch.tensor(targets),
-        order=torch.tensor(placed.order),
-        position=torch.tensor(placed.position),
-        document=torch.tensor(placed.document),
+        *map(torch.tensor, arrays),
         layout=placed.layout,
         position_end=placed.position_end,
         unit_steps=placed.unit_steps,
         n_targets=n_targets,
         epoch=epoch,
         hash=hash,
-        passes=passes or {},
+        passes=passes,
     )
 
 
@@ -363,6 +360,8 @@ class ItemSampler:
             own.placed(self.positions, self.seed, step, number),
             n_targets=int((rows.targets != IGNORED).sum()),
             hash=content_hash(rows.inputs, rows.targets) if rank == 0 else "",
+            epoch=0,
+            passes={},
         )
 
 

@@ -47,9 +47,8 @@ class SegmentPlan:
         self.segments = tuple(segments)
         self.lengths: list[int] = []  # of each group
         self.samples: list[int] = []  # of each group; the last has no end
-        self._first: list[
-            tuple[int, int, int]
-        ] = []  # step, group, and sample in it, of each segment
+        # step, group, and sample in it, of each segment
+        self._first: list[tuple[int, int, int]] = []
         step = 0
         for segment in segments:
             if self.lengths[-1:] != [segment.length]:
@@ -121,27 +120,18 @@ def _quota(parts: list[int]) -> list[int]:
     return turns
 
 
-class ChunkLayout(NamedTuple):
-    """How a token stream is divided into chunks."""
-
-    size: int  # tokens
-    count: int
-
-    @classmethod
-    def of(cls, tokens: int, lengths: Sequence[int]) -> "ChunkLayout":
-        """Layout of a stream of `tokens` tokens. Windows of each length fill a chunk up to a
-        remainder of less than a sixteenth. If there would be few such chunks, a chunk is as long as
-        the longest window.
-        """
-        long, short = chunk_sizes(lengths)
-        size = long if (tokens - 1) // long >= FEW else short
-        return cls(size, (tokens - 1) // size)
-
-
 def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
     """Return (tokens per chunk, tokens per chunk of a short stream) for windows of these
     lengths."""
     return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
+
+
+def chunk_size(tokens: int, lengths: Sequence[int]) -> int:
+    """Tokens per chunk of a stream. Windows of each length fill a chunk up to a remainder of less
+    than a sixteenth. If there would be few such chunks, a chunk is as long as the longest window.
+    """
+    long, short = chunk_sizes(lengths)
+    return long if (tokens - 1) // long >= FEW else short
 
 
 def stream_key(seed: int, source: int, epoch: int, what: str) -> list[int | str]:
@@ -154,7 +144,8 @@ class WindowSampler:
     """Locates the windows of one length that a run reads from one text.
 
     Args:
-        layout: chunks of the token stream; the same in every epoch.
+        tokens: number of tokens in the text.
+        chunk: tokens per chunk.
         length: tokens per window.
         total: number of windows; None: unlimited.
         begin: (epoch, chunk), the first stream and the index of its first unused chunk.
@@ -164,7 +155,8 @@ class WindowSampler:
 
     def __init__(
         self,
-        layout: ChunkLayout,
+        tokens: int,
+        chunk: int,
         length: int,
         total: int | None,
         *,
@@ -172,14 +164,15 @@ class WindowSampler:
         seed: int,
         source: int,
     ):
-        self.layout = layout
+        self.chunk = chunk
         self.length = length
         self.total = total
         self.begin = begin
         self.seed = seed
         self.source = source
-        self._per_chunk = layout.size // length
-        self._per_stream = layout.count * self._per_chunk
+        self._chunks = (tokens - 1) // chunk
+        self._per_chunk = chunk // length
+        self._per_stream = self._chunks * self._per_chunk
         self._skipped = begin[1] * self._per_chunk  # windows of the first stream
 
     @property
@@ -212,8 +205,8 @@ class WindowSampler:
             name = f"from {first // self._per_chunk}"
             number = first + permuted(number - first, end - first, *key, name)
         chunk, part = np.divmod(number, self._per_chunk)
-        chunk = permuted(chunk, self.layout.count, *key)
-        return chunk * self.layout.size + part * self.length
+        chunk = permuted(chunk, self._chunks, *key)
+        return chunk * self.chunk + part * self.length
 
 
 def window_samplers(
@@ -232,11 +225,11 @@ def window_samplers(
         lengths, totals: window length and number of windows of each group.
         source: index of the text in a mixture.
     """
-    layout = ChunkLayout.of(tokens, lengths)
+    chunk = chunk_size(tokens, lengths)
     begin = (0, 0)
     samplers = []
     for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
-        sampler = WindowSampler(layout, length, total, begin=begin, seed=seed, source=source)
+        sampler = WindowSampler(tokens, chunk, length, total, begin=begin, seed=seed, source=source)
         samplers.append(sampler)
         begin = sampler.end
     return samplers

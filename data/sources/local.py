@@ -35,7 +35,6 @@ BLOCK = 1 << 20
 LARGEST = 1 << 28  # default limit on the bytes of a document
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
-TOO_LARGE = object()  # replaces the content of a document that is too large
 # site-packages differs between machines; encodings and pydoc_data are tables, not prose or code.
 EXCLUDED = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
 
@@ -119,7 +118,7 @@ class Files(Source):
                     yield self._document(own_name, content, clusters.get(path.name))
 
     def _contents(self, name: str, path: Path) -> Iterator[tuple[str, object]]:
-        """Names and contents of the documents of a file: bytes, records, or TOO_LARGE."""
+        """Names and contents of the documents of a file: bytes, or records."""
         mark = self.settings.separator
         if _is_parquet(path):
             parts = self._rows(path)
@@ -128,23 +127,25 @@ class Files(Source):
         elif mark is not None:
             parts = _parts(path, mark.encode(), self.most)
         else:
-            yield name, path.read_bytes() if path.stat().st_size <= self.most else TOO_LARGE
+            with open(path, "rb") as file:
+                yield name, file.read(self.most + 1)
             return
         for number, part in enumerate(parts):
             yield f"{name}#{number}", part
 
     def _document(self, name: str, content: object, cluster: str | None) -> Document:
-        if isinstance(content, bytes | bytearray):
-            return decoded(name, content, cluster)
         if isinstance(content, dict):
             document = from_record(self.settings, name, content)
-            if len(document.text.encode()) <= self.most:
-                return document
-            name = document.name
-        elif content is not TOO_LARGE:
+            size = len(document.text.encode())
+        elif isinstance(content, bytes):
+            size = len(content)
+            document = decoded(name, content, cluster) if size <= self.most else Document(name, "")
+        else:
             return Document(name, "", fault="not a JSON object")
+        if size <= self.most:
+            return document
         fault = f"larger than {self.place}.max_document_bytes ({self.most:,})"
-        return Document(name, "", fault=fault)
+        return Document(document.name, "", fault=fault)
 
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
         columns = self.settings.columns
@@ -269,31 +270,22 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged or truncated ({error}); download it again") from error
 
 
-def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | object]:
-    """Yield the parts of a file between separators, decompressed incrementally; TOO_LARGE for a
-    part above `most` bytes.
+def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytes]:
+    """Yield the parts of a file between separators, decompressed incrementally. A part above `most`
+    bytes is shortened, to more than `most`.
     """
     codec = CODECS.get(path.suffix.lower())
+    kept = most + len(mark)
     with open(path, "rb") as raw:
         file = raw if codec is None else pyarrow.CompressedInputStream(raw, codec)
-        rest = bytearray()
-        searched = 0
-        is_large = False
+        rest = b""
         while block := file.read(BLOCK):
             rest += block
-            while (end := rest.find(mark, searched)) >= 0:
-                yield TOO_LARGE if is_large or end > most else rest[:end]
-                del rest[: end + len(mark)]
-                searched = 0
-                is_large = False
-            searched = max(0, len(rest) - len(mark) + 1)  # the separator may cross a block edge
-            if is_large or searched > most:
-                del rest[:searched]
-                searched = 0
-                is_large = True
-        if is_large or len(rest) > most:
-            yield TOO_LARGE
-        elif rest.strip():  # no further part after a separator at the end of the file
+            *parts, rest = rest.split(mark)
+            yield from parts
+            if len(rest) > kept + len(mark):  # the separator may cross the edge of a block
+                rest = rest[:kept] + rest[-len(mark) :]
+        if rest.strip():  # no further part after a separator at the end of the file
             yield rest
 
 
@@ -319,9 +311,11 @@ def _split(text: str, most: int) -> Iterator[str]:
 
 
 def _json_lines(path: Path, most: int) -> Iterator[object]:
+    """The values of the lines of a file; bytes where a line is too large, None where it is no
+    JSON."""
     for line in _parts(path, b"\n", most):
-        if not isinstance(line, bytearray):
-            yield line  # TOO_LARGE
+        if len(line) > most:
+            yield line
         elif line.strip():
             try:
                 yield json.loads(line)

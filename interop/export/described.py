@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from interop.export.exported_rope import RopeTable, rope_table
 from interop.huggingface.config import ImportedShape
+from interop.huggingface.rope_config import REFERS_TO_LENGTH
 from model import SCHEMES, ModelSettings, Transformer
 from model.mixers import MIXERS
 from model.mixers.mixer import LayerKind
 from model.position import PositionalScheme, PositionSettings
+from model.position.remap import NoRemap
+from model.position.scaling import plain_frequencies
 from model.position.schemes.absolute import NoPE
 from model.position.schemes.learned_rope import LearnedRope
-from model.position.schemes.rope import Rope
+from model.position.schemes.rope import PRopeSettings, Rope
 from model.position.temperature import (
     FixedTemperature,
     HeadTemperature,
@@ -34,10 +36,109 @@ ABSORBED = {("layer_scale", True), ("sink_logit", "learned")}
 # Settings of the model, without those of layers.
 SHARED = set(ModelSettings.model_fields) - LAYER - {"mixer", "position", "attention_multiplier"}
 SHARED -= {"mup", "pattern", "kinds"}
+# our scaling method -> transformers' rope_type
+TYPES = {
+    "none": "default",
+    **{name: name for name in ("linear", "dynamic", "llama3", "yarn", "longrope")},
+}
+# divisor of the frequency of a pair that is not rotated: sin(n·θ) is below 1e-23 for any n
+STILL = 1e30
 
 
 class NotRepresentable(Exception):
     """No class of transformers has this part of a model; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """The rotation of a layer.
+
+    Attributes:
+        theta: base b.
+        frequencies: of each pair, in radians per token.
+        amplitude: factor on cos and sin.
+        layout: `half` or `interleaved`.
+        beyond: frequencies and amplitude at four times the original length.
+        native: `rope_parameters` with the settings of the scaling method, if transformers has one
+            of its name, whose frequencies may be others.
+    """
+
+    theta: float
+    frequencies: tuple[float, ...]
+    amplitude: float
+    layout: str
+    beyond: tuple[tuple[float, ...], float]
+    native: dict[str, Any] | None
+
+    @property
+    def rotation(self) -> tuple:
+        """What determines the angles at any length."""
+        return self.frequencies, self.amplitude, *self.beyond
+
+    def parameters(self, original_length: int, native: bool) -> dict[str, Any]:
+        """`rope_parameters`: native ones, or LongRoPE with one list of divisors for all lengths."""
+        if native and self.native:
+            return {"rope_theta": self.theta, **self.native}
+        plain = plain_frequencies(self.theta, 2 * len(self.frequencies)).tolist()
+        divisors = [a / b if b else STILL for a, b in zip(plain, self.frequencies, strict=True)]
+        return {
+            "rope_theta": self.theta,
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "factor": 1.0,
+            "attention_factor": float(self.amplitude),
+            "original_max_position_embeddings": original_length,
+        }
+
+
+def rope_table(scheme: PositionalScheme) -> RopeTable | None:
+    """The rotation of a scheme; None without positions. Raises NotRepresentable if they are not
+    rotations by fixed frequencies."""
+    if isinstance(scheme, NoPE):
+        return None
+    if isinstance(scheme, LearnedRope):
+        learned = tuple(scheme.frequencies().detach().double().tolist())
+        s = scheme.settings
+        return RopeTable(s.theta, learned, 1.0, s.layout, (learned, 1.0), None)
+    assert isinstance(scheme, Rope)
+    settings = scheme.settings
+    if not isinstance(settings.remap, NoRemap):
+        raise NotRepresentable(f"remap {settings.remap.name} treats pairs differently by distance")
+    if settings.imaginary:
+        raise NotRepresentable("imaginary heads share the queries of others")
+    if settings.scaling.untouched:
+        raise NotRepresentable("scaling.first keeps the frequencies of the first positions")
+    length = scheme.geometry.original_length
+    frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
+    if not frequencies.any():  # DroPE
+        return None
+    beyond, beyond_amplitude = scheme.frequencies(scheme.stretch(4 * length))
+    return RopeTable(
+        theta=settings.theta,
+        frequencies=tuple(frequencies.tolist()),
+        amplitude=amplitude,
+        layout=settings.layout,
+        beyond=(tuple(beyond.tolist()), beyond_amplitude),
+        native=_native(scheme),
+    )
+
+
+def _native(scheme: Rope) -> dict[str, Any] | None:
+    settings = scheme.settings
+    scaling = settings.scaling
+    rope_type = TYPES.get(scaling.name)
+    given = scaling.model_dump(exclude={"name", "ramp", "first"}, exclude_none=True)
+    if given.get("factor") == "auto":
+        given["factor"] = 1.0
+    if rope_type == "longrope":
+        given.setdefault("short_factor", [1.0] * (scheme.dims // 2))
+    if rope_type in REFERS_TO_LENGTH:
+        given["original_max_position_embeddings"] = scheme.geometry.original_length
+    if isinstance(settings, PRopeSettings):
+        rope_type = "proportional"
+        given["partial_rotary_factor"] = settings.share
+    return None if rope_type is None else {"rope_type": rope_type, **given}
 
 
 @dataclass(frozen=True)
@@ -75,10 +176,7 @@ class DescribedModel:
                 raise NotRepresentable("frequencies of its own in each layer")
             geometry = kind.geometry(shape.train_length, shape.original)
             scheme = schemes[name] if schemes else scheme_class(kind.position, geometry)
-            table = None if isinstance(scheme, NoPE) else rope_table(scheme)
-            if isinstance(table, str):
-                raise NotRepresentable(table)
-            tables[name] = table if table and any(table.frequencies) else None
+            tables[name] = rope_table(scheme)
         names = settings.layer_kinds
         return cls(shape, [kinds[name] for name in names], [tables[name] for name in names])
 

@@ -16,9 +16,9 @@ from interop.export.described import (
     ClassChoice,
     DescribedModel,
     NotRepresentable,
+    RopeTable,
     resolved_mixer,
 )
-from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import family_keys, read_config
 from interop.huggingface.families import CONVERSIONS, FAMILIES, FULL, SLIDING, Family, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half
@@ -109,7 +109,7 @@ def write_config(
         entries[family.interleaved] = layouts == {"interleaved"}
     entries["rope_parameters"] = _rope_parameters(model, family, types, native_rope)
     thetas = [0.0 if table is None else table.theta for table in model.tables]
-    return entries | dict(family.written(types, model.kinds, thetas))
+    return entries | family.own_entries(types, model.kinds, thetas)
 
 
 def _own(kind: LayerKind) -> dict[str, Any]:

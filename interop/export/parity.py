@@ -1,10 +1,18 @@
-"""Logits of an exported folder, loaded by transformers, compared with ours."""
+"""Logits of an exported folder, loaded by transformers, compared with ours.
+
+transformers computes the angles of rotations in float32, with errors that grow with the position. A
+tolerance of logits that covered them would hide a wrong frequency. The tables of cos and sin are
+therefore compared alone, with a bound on the rounding of each entry, and replaced by the exact
+ones: the tolerance of logits is then that of float32 matrix products at every length.
+"""
 
 import copy
 import inspect
+import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +21,23 @@ import torch
 from torch import Tensor
 
 from errors import InteropError
-from interop.export.angles import exact_angles
 from interop.extras import load_extra
 from model import TokenPositions, Transformer
 from model.mixers.recurrent import Recurrent
+from model.position.schemes.learned_rope import LearnedRope
+from model.position.schemes.rope import Rope
 
 CHUNK = 1024  # tokens per pass beyond it, which bounds the memory of masks and logits
 MULTIPLES = (1, 4, 16)  # of the trained length
 # The states of recurrent layers amplify rounding errors, by a factor that varies with the order of
 # operations: the error of a few tokens in transformers is up to 6 times that of ours.
 AMPLIFIED = 16
+ROUNDING = 2.0**-24  # largest relative error of one float32 operation
+# Rounded operations between b^x and the angle: power, division, scaling, ramp between two
+# frequencies, and product with the position. The exponent x = −2k/r is rounded too; b^x multiplies
+# its error by ln b.
+OPERATIONS = 16
+OF_TABLE = 8 * ROUNDING  # of cos or sin of a given angle, times the amplitude
 
 
 @dataclass(frozen=True)
@@ -48,17 +63,6 @@ def parity_lengths(model: Transformer, multiples: Sequence[int] = MULTIPLES) -> 
     """The multiples of the trained length, up to the longest input of the scheme."""
     limit = model.limit or sys.maxsize
     return sorted({min(multiple * model.train_length, limit) for multiple in multiples})
-
-
-def tolerance(largest: float, rounding: float = 0.0) -> float:
-    """The largest accepted difference of logits in float32: that of the same products in another
-    order, 1e-5 of the largest absolute logit (or of 1). Angles are compared separately, see
-    `exact_angles`.
-
-    Args:
-        rounding: the error of our own float32 logits, where it may be larger.
-    """
-    return max(1e-5 * max(1.0, largest), AMPLIFIED * rounding)
 
 
 def measure(
@@ -124,13 +128,111 @@ def _compared(
         new = positions.part(start, stop, position_end=stop)
         ours = model(part, new, cache=cache)
         if precise is not None:
-            rounding = max(rounding, _largest(precise(part, new, cache=precise_cache) - ours))
+            exact = precise(part, new, cache=precise_cache)
+            rounding = max(rounding, float((exact - ours).abs().max()))
         output = theirs(part, past_key_values=past, use_cache=True)
         past = output.past_key_values
-        difference = max(difference, _largest(output.logits - ours))
-        largest = max(largest, _largest(ours))
-    return Parity(length, difference, tolerance(largest, rounding))
+        difference = max(difference, float((output.logits - ours).abs().max()))
+        largest = max(largest, float(ours.abs().max()))
+    # The same products in another order: 1e-5 of the largest absolute logit, or of 1.
+    tolerance = max(1e-5 * max(1.0, largest), AMPLIFIED * rounding)
+    return Parity(length, difference, tolerance)
 
 
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max())
+@dataclass(frozen=True)
+class Rotation:
+    """The exact rotation of some layers.
+
+    Attributes:
+        frequencies: (R,) float64, radians per token.
+        errors: (R,) bound on the error of each frequency in float32.
+        amplitude: factor on cos and sin.
+    """
+
+    frequencies: Tensor
+    errors: Tensor
+    amplitude: float
+
+    def tables(self, positions: Tensor) -> Tensor:
+        """(2, ..., 2R) float64 cos and sin of positions (...), features in the layout of
+        transformers."""
+        angles = positions.double()[..., None] * torch.cat([self.frequencies, self.frequencies])
+        return torch.stack([angles.cos(), angles.sin()]) * self.amplitude
+
+    def bound(self, positions: Tensor) -> Tensor:
+        """(..., 2R) largest difference of cos and sin in float32."""
+        errors = positions.double()[..., None] * torch.cat([self.errors, self.errors])
+        return abs(self.amplitude) * (errors + OF_TABLE)
+
+
+def rotations(model: Transformer, length: int) -> list[Rotation]:
+    """The rotations of a model for texts of a length, one for each scheme that rotates."""
+    exact = []
+    for scheme in model.position.values():
+        if isinstance(scheme, LearnedRope):
+            frequencies = scheme.frequencies().detach().double()
+            amplitude = 1.0
+        elif isinstance(scheme, Rope):
+            frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
+        else:
+            continue
+        if not frequencies.any():  # DroPE: exported without positions
+            continue
+        plain = scheme.settings.theta ** (
+            -torch.arange(len(frequencies)).double() / len(frequencies)
+        )
+        # Interpolated frequencies have the rounding errors of both that they lie between.
+        largest = torch.maximum(plain, frequencies.abs())
+        relative = (math.log(scheme.settings.theta) + OPERATIONS) * ROUNDING
+        exact.append(Rotation(frequencies, largest * relative, float(amplitude)))
+    return exact
+
+
+@contextmanager
+def exact_angles(
+    theirs: Any,
+    model: Transformer,
+    length: int,
+) -> Iterator[None]:
+    """Within this context, models of transformers rotate by our angles, after theirs have been
+    compared.
+
+    Raises:
+        InteropError: in a forward pass, if their cos or sin differ by more than float32 rounding.
+    """
+    exact = rotations(model, length)
+
+    def replaced(
+        module: Any,
+        args: tuple,
+        kwargs: dict,
+        out: tuple[Tensor, Tensor],
+    ) -> Any:
+        positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+        positions = positions[0] if positions.ndim == 3 else positions  # of text among images
+        tables = _exact_tables(torch.stack(out), positions, exact)
+        return tuple(tables.to(out[0].dtype))
+
+    named = [
+        module for module in theirs.modules() if type(module).__name__.endswith("RotaryEmbedding")
+    ]
+    hooks = [module.register_forward_hook(replaced, with_kwargs=True) for module in named if exact]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _exact_tables(theirs: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor:
+    """The tables of the rotation that `theirs` (2, B, T, 2R) is, up to rounding."""
+    for rotation in exact:
+        if theirs.shape[-1] == 2 * len(rotation.frequencies):
+            tables = rotation.tables(positions)
+            if ((theirs.double() - tables).abs() <= rotation.bound(positions)).all():
+                return tables
+    raise InteropError(
+        f"transformers rotates {theirs.shape[-1]} features by other angles or amplitudes than any "
+        "layer of the model, by more than float32 rounding; report this with the run's "
+        "settings.yaml"
+    )

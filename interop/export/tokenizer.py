@@ -5,12 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
 from data.files import write_json
 from data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from data.tokenizers.huggingface import ALPHABET
+from data.tokenizers.sentencepiece import SPACE
 from errors import InteropError
 from interop.extras import load_extra
 
-SPACE = "\u2581"  # a space inside the pieces of sentencepiece
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
 # types of models
 UNIGRAM = 1
@@ -34,7 +38,7 @@ def control_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def fast_tokenizer(tokenizer: Tokenizer, add_bos: bool) -> tuple[Any, dict[str, str]]:
+def fast_tokenizer(tokenizer: Tokenizer, add_bos: bool) -> tuple[Any, dict[str, Any]]:
     """A tokenizer of the tokenizers library, and the texts of `bos_token`, `eos_token` and
     `pad_token`.
 
@@ -44,19 +48,20 @@ def fast_tokenizer(tokenizer: Tokenizer, add_bos: bool) -> tuple[Any, dict[str, 
     Raises:
         InteropError: the ids differ on some text.
     """
-    library = load_extra("tokenizers")
+    made: Any
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        made = library.Tokenizer.from_buffer(tokenizer.content)
+        assert tokenizer.content is not None
+        made = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     elif isinstance(tokenizer, SentencePieceTokenizer):
-        made = _of_sentencepiece(tokenizer, library)
+        made = _of_sentencepiece(tokenizer)
     else:
         assert isinstance(tokenizer, ByteTokenizer)
-        made = _of_bytes(tokenizer, library)
+        made = _of_bytes()
     ids = {f"{key}_token": getattr(tokenizer, f"{key}_id") for key in ("bos", "eos", "pad")}
     names = {key: made.id_to_token(i) for key, i in ids.items() if i is not None}
     if add_bos and "bos_token" in names and made.post_processor is None:
         bos = names["bos_token"]
-        made.post_processor = library.processors.TemplateProcessing(
+        made.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"],
             pair=[bos, "$A", f"{bos}:1", "$B:1"],
             special_tokens=[(bos, ids["bos_token"])],
@@ -88,21 +93,17 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, add_bos: bool, max_le
     write_json(folder / "tokenizer_config.json", config)
 
 
-def _of_bytes(tokenizer: ByteTokenizer, library: Any) -> Any:
+def _of_bytes() -> tokenizers.Tokenizer:
     """Byte-level BPE without merges."""
-    # GPT-2's characters for bytes, which ByteLevel uses
-    characters = load_extra("transformers.convert_slow_tokenizer").bytes_to_unicode()
-    vocabulary = {characters[byte]: byte for byte in range(256)}
-    made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (256, 257)
-    made.add_special_tokens(["<|bos|>", "<|eos|>"])
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = library.decoders.ByteLevel()
+    made = tokenizers.Tokenizer(models.BPE(vocab=ALPHABET, merges=[]))
+    made.add_special_tokens(["<|bos|>", "<|eos|>"])  # 256 and 257
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
     return made
 
 
-def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
-    proto: Any = load_extra("sentencepiece.sentencepiece_model_pb2").ModelProto()
+def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
+    proto = load_extra("sentencepiece.sentencepiece_model_pb2").ModelProto()
     proto.ParseFromString(tokenizer.content)
     kind = proto.trainer_spec.model_type
     spec = proto.normalizer_spec
@@ -114,7 +115,7 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
         scores = {piece: score for piece, score, _ in pieces}
         others = [piece for piece, _, type_ in pieces if type_ != NORMAL]
         convert = load_extra("transformers.convert_slow_tokenizer")
-        model = library.models.BPE(
+        model = models.BPE(
             vocab=vocabulary,
             merges=convert.generate_merges(vocabulary, scores, others),
             unk_token=None if unknown is None else pieces[unknown][0],
@@ -123,28 +124,27 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
         )
     elif kind == UNIGRAM:
         scores = [(piece, score) for piece, score, _ in pieces]
-        model = library.models.Unigram(scores, unk_id=unknown, byte_fallback=byte_fallback)
+        model = models.Unigram(scores, unk_id=unknown, byte_fallback=byte_fallback)
     else:
         raise InteropError("only BPE and unigram models of sentencepiece can be exported")
-    made = library.Tokenizer(model)
-    replace = library.normalizers.Replace
-    normalizers = []
+    made = tokenizers.Tokenizer(model)
+    changes = []
     if spec.precompiled_charsmap:
-        normalizers.append(library.normalizers.Precompiled(spec.precompiled_charsmap))
+        changes.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        normalizers.append(library.normalizers.Strip())
-        normalizers.append(replace(library.Regex(" {2,}"), " "))
+        changes.append(normalizers.Strip())
+        changes.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
     if spec.add_dummy_prefix:
-        normalizers.append(library.normalizers.Prepend(" "))
-    made.normalizer = library.normalizers.Sequence([*normalizers, replace(" ", SPACE)])
-    decoders = [
-        library.decoders.Replace(SPACE, " "),
-        library.decoders.ByteFallback(),
-        library.decoders.Fuse(),
+        changes.append(normalizers.Prepend(" "))
+    made.normalizer = normalizers.Sequence([*changes, normalizers.Replace(" ", SPACE)])
+    steps = [
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
     ]
     if spec.add_dummy_prefix:
-        decoders.append(library.decoders.Strip(" ", 1, 0))
-    made.decoder = library.decoders.Sequence(decoders)
+        steps.append(decoders.Strip(" ", 1, 0))
+    made.decoder = decoders.Sequence(steps)
     whole = json.loads(made.to_str())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     whole["added_tokens"] = [
@@ -157,4 +157,4 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
         for i, (piece, _, type_) in enumerate(pieces)
         if type_ in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
-    return library.Tokenizer.from_str(json.dumps(whole))
+    return tokenizers.Tokenizer.from_str(json.dumps(whole))

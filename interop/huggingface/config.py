@@ -51,11 +51,6 @@ class ImportedShape:
 
 KEYS: Keys = TABLE["keys"]
 OPTIONAL_KEYS: Keys = TABLE["optional_keys"]
-COMPUTED = {
-    "num_key_value_heads": lambda config: config.get("num_attention_heads"),
-    "head_dim": lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
-    "rms_norm_eps": lambda config: 1e-6,
-}
 
 
 def family_keys(family: Family) -> dict[str, str]:
@@ -85,8 +80,7 @@ def read_config(config: dict[str, Any], file: str, stored: Stored = UNLIMITED) -
         original_length = reader.number("original_length", int)
     else:
         family = _family(config, file)
-        computed = COMPUTED | dict(family.computed)
-        reader = ConfigReader(config, file, stored, family.defaults, computed)
+        reader = ConfigReader(config, file, stored, family.defaults, family.computed)
         _refuse(reader, family)
         settings = _read(reader, family_keys(family)) | dict(family.settings)
         layers, original_length = _layers(reader, family, settings["head_dim"])

@@ -63,8 +63,7 @@ class Family(NamedTuple):
             parameters.
         rope_types: those that the class reads, if not all.
         interleaved: the key that says whether the features of a pair are adjacent.
-        written: keys with values that exports have besides, from the types, settings and rotary
-            bases (0 without positions) of the layers.
+        written: keys with values that exports have besides; `$NAME` for one of `own_entries`.
         renamed: parts of the names of weights in files, and what the class has instead.
         partial: whether `partial_rotary_factor` is supported.
         by_type: whether rotary parameters are nested by layer type only.
@@ -90,9 +89,7 @@ class Family(NamedTuple):
     thetas: Callable[[ConfigReader], list[float | None]] = lambda config: [None] * _depth(config)
     rope_types: Sequence[str] = ()
     interleaved: str | None = None
-    written: Callable[[list[str], list[LayerKind], list[float]], Mapping[str, Any]] = (
-        lambda types, kinds, thetas: {}
-    )
+    written: Mapping[str, Any] = {}
     renamed: Mapping[str, str] = {}
     partial: bool = False
     by_type: bool = False
@@ -140,6 +137,36 @@ class Family(NamedTuple):
             else:  # layers without positions
                 full = [i for i, theta in enumerate(self.thetas(config)) if theta != 0]
         return [FULL if i in full else other for i in range(depth)]
+
+    def own_entries(
+        self, types: list[str], kinds: Sequence[LayerKind], thetas: list[float]
+    ) -> dict[str, Any]:
+        """The keys of `written`, from the types, settings and rotary bases (0 without positions) of
+        the layers."""
+        position = kinds[0].position
+        is_interleaved = getattr(position, "layout", "half") == "interleaved"
+        full = [i for i, name in enumerate(types) if name == FULL]
+        values = {
+            "$bases": thetas,
+            "$first_base": thetas[0],
+            "$rotated": [int(theta > 0) for theta in thetas],
+            "$rope_or_null": "rope" if any(thetas) else None,
+            "$unrotated": {} if any(thetas) else {"rope_type": "default", "rope_theta": None},
+            "$depth": len(types),
+            "$dense": ["dense"] * len(types),
+            "$full_layers": full,
+            "$sizes_of_full_layers": {
+                str(i): {"head_dim": kinds[i].head_dim, "num_key_value_heads": kinds[i].kv_heads}
+                for i in full
+            },
+            "$rope_dim": int(kinds[0].head_dim * getattr(position, "fraction", 1.0)) // 2 * 2,
+            "$layout": "lingua" if is_interleaved else "huggingface",
+        }
+        entries = {
+            key: values[value] if isinstance(value, str) else value
+            for key, value in self.written.items()
+        }
+        return {key: value for key, value in entries.items() if value != {}}
 
     def weight_map(
         self, settings: ModelSettings, ours: Iterable[str]
@@ -234,18 +261,6 @@ def _query_scalar(scale: float, settings: Mapping[str, Any]) -> int:
     return scalar if abs(scalar - scale**-2) < 1e-9 * scalar else settings["head_dim"]
 
 
-def _canon_entries(types: list[str], kinds: list[LayerKind], thetas: list[float]) -> dict[str, Any]:
-    """Rotary settings under the keys that the released class reads."""
-    position = kinds[0].position
-    is_interleaved = getattr(position, "layout", None) == "interleaved"
-    dims = int(kinds[0].head_dim * getattr(position, "fraction", 1.0)) // 2 * 2
-    return {
-        "rope_theta": thetas[0],
-        "rope_dim": dims,
-        "rope_version": "lingua" if is_interleaved else "huggingface",
-    }
-
-
 def _heads_per_released(config: ConfigReader) -> tuple[float, float]:
     """Our query and key/value heads for each of `num_attention_heads` and `num_key_value_heads`.
     RoPE++ counts projected queries (imag2, EC), or heads that it halves (imag1, EH)."""
@@ -275,12 +290,17 @@ class Conversion(NamedTuple):
     write: Callable[[Any, Mapping[str, Any]], Any] = lambda value, settings: value
 
 
+def _flag_conversion(key: str, if_true: Any, if_false: Any) -> Conversion:
+    """The conversion of a flag to a setting with these values."""
+    return Conversion(
+        lambda config: if_true if config.flag(key) else if_false,
+        key,
+        lambda value, settings: value == if_true,
+    )
+
+
 CONVERSIONS: dict[str, Conversion] = {
-    "attention_bias": Conversion(
-        lambda config: "all" if config.flag("attention_bias") else "none",
-        "attention_bias",
-        lambda value, settings: value == "all",
-    ),
+    **{key: _flag_conversion(key, *values) for key, values in TABLE["flag_values"].items()},
     "rope_pp_heads": Conversion(
         lambda config: int(config.size("num_attention_heads") * _heads_per_released(config)[0]),
         "num_attention_heads",
@@ -293,11 +313,6 @@ CONVERSIONS: dict[str, Conversion] = {
         lambda config: tuple(sorted(set(config.get("canon_set") or ""))),
         "canon_set",
         lambda value, settings: "".join(value),
-    ),
-    "qk_norm": Conversion(
-        lambda config: "all_heads" if config.flag("qk_norm") else None,
-        "qk_norm",
-        lambda value, settings: value == "all_heads",
     ),
     "sqrt_hidden_size": Conversion(lambda config: config.size("hidden_size") ** 0.5),
     "query_pre_attn_scalar": Conversion(
@@ -315,11 +330,6 @@ CONVERSIONS: dict[str, Conversion] = {
             "tie_word_embeddings" if config.get("tie_embedding") is None else "tie_embedding"
         ),
         "tie_word_embeddings",
-    ),
-    "linear_allow_neg_eigval": Conversion(
-        lambda config: 2.0 if config.flag("linear_allow_neg_eigval") else 1.0,
-        "linear_allow_neg_eigval",
-        lambda value, settings: value == 2,
     ),
     "mamba_expand": Conversion(
         lambda config: (
@@ -350,90 +360,47 @@ CONVERSIONS: dict[str, Conversion] = {
 
 # The attributes of families that are functions.
 _COMPUTED: dict[str, dict[str, Any]] = {
-    "smollm3": {
-        "thetas": _smollm_thetas,
-        "written": lambda types, kinds, thetas: {
-            "no_rope_layers": [int(theta > 0) for theta in thetas]
-        },
-    },
-    "granite_swa": {
-        "thetas": _granite_thetas,
-        "written": lambda types, kinds, thetas: {"layer_rope_theta": thetas},
-    },
-    "gemma4_text": {
-        "check": _refuse_other_layers,
-        "written": lambda types, kinds, thetas: {
-            "hidden_size_per_layer_input": 0,
-            "per_layer_config": {
-                str(i): {"head_dim": kind.head_dim, "num_key_value_heads": kind.kv_heads}
-                for i, kind in enumerate(kinds)
-                if types[i] == FULL
-            },
-        },
-    },
-    "lfm2": {"written": lambda types, kinds, thetas: {"block_auto_adjust_ff_dim": False}},
+    "smollm3": {"thetas": _smollm_thetas},
+    "granite_swa": {"thetas": _granite_thetas},
+    "gemma4_text": {"check": _refuse_other_layers},
     "olmo_hybrid": {
-        "computed": {
-            "linear_num_key_heads": lambda config: config.size("num_attention_heads"),
-            "linear_num_value_heads": lambda config: config.size("num_attention_heads"),
-            "linear_key_head_dim": lambda config: int(
-                0.75 * config.size("hidden_size") / config.size("linear_num_key_heads")
-            ),
-            "linear_value_head_dim": lambda config: 2 * config.size("linear_key_head_dim"),
-        },
         # a base of null: no rotation
         "thetas": _thetas_if(
             lambda config: config.object("rope_parameters").get("rope_theta", 1) is not None
         ),
-        "written": lambda types, kinds, thetas: (
-            {} if any(thetas) else {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
-        ),
-    },
-    "bamba": {
-        "written": lambda types, kinds, thetas: {
-            "attn_layer_indices": [i for i, name in enumerate(types) if name == FULL]
-        },
     },
     "granitemoehybrid": {
         "thetas": _thetas_if(lambda config: config.get("position_embedding_type") == "rope"),
-        "written": lambda types, kinds, thetas: {
-            "num_local_experts": 0,
-            "position_embedding_type": "rope" if any(thetas) else None,
-        },
     },
-    "deepseek_v3": {
-        "check": _refuse_experts,
-        "written": lambda types, kinds, thetas: {"first_k_dense_replace": len(types)},
-    },
-    "minicpm3": {
-        "computed": {
-            "v_head_dim": lambda config: (
-                config.size("hidden_size") // config.size("num_attention_heads")
-            )
-        },
-    },
-    "LlamaCanon": {
-        "computed": {
-            "rope_interleave": lambda config: config.get("rope_version") == "lingua",
-            "partial_rotary_factor": lambda config: (
-                config.size("rope_dim", config.size("head_dim")) / config.size("head_dim")
-            ),
-        },
-        "written": _canon_entries,
-    },
-    "kimi_linear": {
-        "computed": {"max_position_embeddings": lambda config: config.get("model_max_length")},
-        "check": _refuse_experts,
-        "thetas": _thetas_if(lambda config: False),
-        "written": lambda types, kinds, thetas: {"mlp_layer_types": ["dense"] * len(types)},
-    },
+    "deepseek_v3": {"check": _refuse_experts},
+    "kimi_linear": {"check": _refuse_experts, "thetas": _thetas_if(lambda config: False)},
 }
+# Values of keys that are absent or null, where they are not those of another key.
+_DERIVED: dict[str, Callable[[ConfigReader], Any]] = {
+    "default_eps": lambda config: 1e-6,
+    "dim_per_head": lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
+    "dim_per_key_head": lambda config: int(
+        0.75 * config.size("hidden_size") / config.size("linear_num_key_heads")
+    ),
+    "twice_key_dim": lambda config: 2 * config.size("linear_key_head_dim"),
+    "is_lingua": lambda config: config.get("rope_version") == "lingua",
+    "rope_dim_share": lambda config: (
+        config.size("rope_dim", config.size("head_dim")) / config.size("head_dim")
+    ),
+}
+
+
+def _derived(name: str) -> Callable[[ConfigReader], Any]:
+    """A function of `_DERIVED`, or the value of another key."""
+    return _DERIVED.get(name, lambda config: config.get(name))
 
 
 def _family(name: str) -> Family:
     entry = TABLE["every"] | TABLE["families"][name] | _COMPUTED.get(name, {})
     types = {layer: LayerType(**values) for layer, values in entry["types"].items()}
-    return Family(**{**entry, "types": types})
+    absent = TABLE["every"]["computed"] | entry["computed"]
+    computed = {key: _derived(value) for key, value in absent.items()}
+    return Family(**{**entry, "types": types, "computed": computed})
 
 
 FAMILIES = {name: _family(name) for name in TABLE["families"]}

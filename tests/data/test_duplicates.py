@@ -62,11 +62,8 @@ def test_matches(text, own, theirs):
     fifth = f"{fourth} {text_of(4000, 8)}"
     held_out = [FIRST, SECOND, "three short words", fourth, fifth]
     index = ShingleIndex([shingles(one) for one in held_out])
-    match = index.match(text)
-    assert own[0] <= match.own <= own[1]
-    assert theirs[0] <= match.theirs <= theirs[1]
-    every = np.concatenate([shingles(one) for one in held_out])
-    assert np.array_equal(match.hits, np.intersect1d(shingles(text), every))
+    for share, (least, most) in zip(index.shared(text), (own, theirs), strict=True):
+        assert least <= share <= most
 
 
 def test_hashes_are_mixed_by_splitmix64():

@@ -237,8 +237,7 @@ def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_p
     assert prepared.valid.names == ["v.txt"]
     assert prepared.train.n_documents == 37
     assert not {"copy.txt", "part.txt"} & set(prepared.train.names)
-    figures = prepared.summary["near_duplicates"]
-    assert (figures["documents"], figures["shingles_remaining"]) == (2, 0)
+    assert prepared.summary["near_duplicates"] == {"documents": 2}
     off = prepare(changed(settings, valid_source=source, duplicate_threshold=2), workers=1)
     assert off.train.n_documents == 39
 

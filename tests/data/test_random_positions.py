@@ -13,18 +13,10 @@ from pydantic import TypeAdapter
 
 from data.sampling.positions import IGNORED, PositionsSettings
 from tests.data.stores import check_ranks, make_store, packings, place, sampler, stores
+from tests.files import table
 
-EVERY = {
-    "plain": {},
-    "random_offset": {"max_offset": 40},
-    "random_subset": {"max_length": 97},
-    "random_subset-batch": {"max_length": 97, "per": "batch"},
-    "random_multiple": {"max_factor": 3},
-    "random_float": {"max_length": 13},
-    "cape": {"global_shift": 7.5, "local_shift": 0.49, "scale": 1.5},
-    "cape-center": {"center": True},
-    "pose": {"target": 71},
-}
+TABLE = table("data/position_samplers.yaml")
+EVERY = TABLE["every"]
 REAL = ("cape", "random_float")
 names = st.sampled_from(list(EVERY))
 
@@ -130,7 +122,7 @@ def test_cape_shifts_and_jitters_each_document():
     assert max(abs(text.mean()) for text in shifted) > 2
 
 
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=25)
 @given(stores, st.integers(2, 13), st.integers(0, 40), names, packings)
 def test_ranks_split_the_same_step(lengths, length, step, name, packing):
     """As samplers of other processes compute it, in any order, as after a resume."""
@@ -163,17 +155,7 @@ def test_ranks_split_the_same_step(lengths, length, step, name, packing):
     check_ranks(batch, whole, worlds=(2, 3, 6))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("random_offset", "bdb43a5c"),
-        ("random_subset", "42a3bb06"),
-        ("random_subset-batch", "d9e9e6d8"),
-        ("random_float", "7ad16811"),
-        ("cape", "08b1a972"),
-        ("pose", "e097214a"),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), TABLE["golden"])
 def test_golden_samples(name, expected):
     """Runs are resumed over years. Reals to nine digits: exp may differ in the last one."""
     begins = np.arange(6 * 19).reshape(6, 19) % 7 == 3

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sampling.segments import ChunkLayout, window_samplers
+from data.sampling.segments import chunk_size, window_samplers
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
@@ -45,5 +45,5 @@ def test_windows_match_sequential_walk(tokens, plan, windows):
 
 def test_64_chunks_are_not_few():
     """Chunks of 12 tokens hold windows of 3 and 4; shorter streams have chunks of 4."""
-    assert ChunkLayout.of(64 * 12 + 1, [3, 4]) == (12, 64)
-    assert ChunkLayout.of(64 * 12, [3, 4]) == (4, 191)
+    assert chunk_size(64 * 12 + 1, [3, 4]) == 12
+    assert chunk_size(64 * 12, [3, 4]) == 4

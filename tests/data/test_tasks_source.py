@@ -8,6 +8,12 @@ from data.preparation.preparation import prepare
 from data.sources import open_source
 from data.tasks import is_for
 
+
+@pytest.fixture(autouse=True)
+def _short_filler(monkeypatch):
+    monkeypatch.setattr("data.sources.synthetic.LENGTH", 1000)
+
+
 IN_FILLER = {"name": "passkey", "haystack": {"name": "filler"}}
 
 

@@ -7,48 +7,15 @@ import pytest
 import torch
 
 from generation.sampling import SamplingParams
+from tests.files import table
 
 # Five tokens of probability 0.40, 0.30, 0.15, 0.10, 0.05, in another order than by size.
 P = {3: 0.40, 0: 0.30, 4: 0.15, 1: 0.10, 2: 0.05}
 LOGITS = torch.tensor([[math.log(P[i]) for i in range(5)]], dtype=torch.float64)
+TABLE = table("generation/filters.yaml")
 
 
-ONE = {3: 1.0}
-TWO = {3: 4 / 7, 0: 3 / 7}
-THREE = {3: 8 / 17, 0: 6 / 17, 4: 3 / 17}
-
-
-@pytest.mark.parametrize(
-    ("sampling", "expected"),
-    [
-        ({}, P),
-        # p^(1/2), over their sum 2.10731: 0.63246, 0.54772, 0.38730, 0.31623, 0.22361
-        (
-            {"temperature": 2},
-            {
-                3: 0.30012,
-                0: 0.25992,
-                4: 0.18379,
-                1: 0.15006,
-                2: 0.10611,
-            },
-        ),
-        ({"top_k": 2}, TWO),
-        ({"top_k": 99}, P),
-        # 0.40 < 0.6 ≤ 0.40 + 0.30: two stay. At 0.71 a third is needed.
-        ({"top_p": 0.6}, TWO),
-        ({"top_p": 0.71}, THREE),
-        # 0.3 · 0.40 = 0.12: those of 0.10 and 0.05 fall.
-        ({"min_p": 0.3}, THREE),
-        # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is
-        # not.
-        ({"top_k": 3, "top_p": 0.45}, ONE),
-        ({"top_p": 0.45}, TWO),
-        # Temperature before top_p: at 1/2 the squares 0.16, 0.09, 0.0225, 0.01, 0.0025 sum to
-        # 0.285.
-        ({"temperature": 0.5, "top_p": 0.55}, ONE),
-    ],
-)
+@pytest.mark.parametrize(("sampling", "expected"), TABLE["filters"], ids=str)
 def test_filters_by_hand(sampling, expected):
     """The probability of each token that is left."""
     p = SamplingParams(**{"temperature": 1} | sampling).probabilities(LOGITS)[0]
@@ -56,16 +23,7 @@ def test_filters_by_hand(sampling, expected):
     assert left == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "logits", "kept"),
-    [
-        ({"top_k": 2}, [1, 3, 2, 2], [1, 2, 3]),  # ties with the last one stay
-        ({"top_k": 3}, [1, 3, 2, 4], [1, 2, 3]),  # one less than there are
-        ({"top_p": 0.5}, [1, 1, 1, -9], [0, 1, 2]),
-        ({"top_p": 1.0}, [0, -99], [0, 1]),  # even if the sum does not change
-        ({"min_p": 1.0}, [2, 3, 3, 1], [1, 2]),  # as likely as the most likely one
-    ],
-)
+@pytest.mark.parametrize(("sampling", "logits", "kept"), TABLE["ties"], ids=str)
 def test_ties_and_equal_values_are_kept(sampling, logits, kept):
     logits = torch.tensor([logits], dtype=torch.float64)
     p = SamplingParams(temperature=1, **sampling).probabilities(logits)[0]

@@ -13,7 +13,7 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import read_folder
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from interop.export.parity import measure
 from interop.huggingface.families import FAMILIES

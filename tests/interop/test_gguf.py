@@ -1,8 +1,7 @@
 """The lines of docs/interop.md that convert a GGUF file to a Hugging Face folder."""
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import gguf
@@ -12,7 +11,7 @@ from tokenizers import pre_tokenizers
 
 from interop.build import build_model
 from interop.checkpoint import read_folder
-from interop.runs import run_of
+from interop.imported_runs import run_of
 from run_directory.run import Run
 from tests.files import ROOT
 from tests.interop.models import make
@@ -61,7 +60,8 @@ def test_the_documented_lines_convert_a_file(tmp_path, monkeypatch):
     write(tmp_path / "model.gguf", theirs)
     text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
     (lines,) = re.findall(r"```python\n([^`]*gguf_file[^`]*)```", text)
-    subprocess.run([sys.executable, "-c", lines], check=True)
+    (tmp_path / "convert.py").write_text(lines)
+    runpy.run_path("convert.py")
     run = Run.open(run_of("hf:model-hf")).load()
     assert run.settings.train_length == 64
     eps = run.model.settings.norm_eps  # float32 in the file

@@ -11,7 +11,7 @@ import sextant
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import InteropError
-from interop.runs import IMPORTED, is_foreign, run_of
+from interop.imported_runs import IMPORTED, is_foreign, run_of
 from run_directory.run import Run
 from scripts import import_model
 from tests.interop.models import make

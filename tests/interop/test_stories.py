@@ -14,7 +14,7 @@ from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
 from interop.build import build_model
 from interop.checkpoint import read_folder
-from interop.runs import write_run
+from interop.imported_runs import write_run
 from tests.corpora import STORIES, needs_stories
 from tests.sentencepiece_models import sentencepiece_model
 

@@ -12,7 +12,7 @@ WORK = Workload("train", "tiny", "ours", "cpu", threads=1, repeats=1)
 
 
 def test_every_case_runs_and_ours_agrees_with_the_baseline():
-    for case in ("train", "prefill", "decode-1", "fixed-targets", "core", "scheme-train"):
+    for case in ("train", "prefill", "decode-1", "fixed-targets", "scheme-train"):
         for baseline, variants in comparisons(case, "cpu", ["gated_deltanet"]):
             names = [name for name in (baseline, *variants) if "compiled" not in name]
             works = [replace(WORK, case=case, variant=name) for name in names]

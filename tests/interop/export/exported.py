@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.export.described import ClassChoice
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from model import TokenPositions, Transformer
 

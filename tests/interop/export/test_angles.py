@@ -10,10 +10,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from errors import InteropError
-from interop.export.angles import rotations
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
-from interop.export.parity import MULTIPLES, measure
+from interop.export.parity import MULTIPLES, measure, rotations
 from interop.huggingface.weight_names import to_half
 from tests.interop.export.exported import CONTROLS
 from tests.model.zoo import TRAIN, build

@@ -18,9 +18,9 @@ from generation.sampling import SamplingParams
 from interop.build import build_model
 from interop.checkpoint import read_folder
 from interop.export import parity
-from interop.export.folder import export_folder
+from interop.export.export_folder import export_folder
 from interop.export.parity import parity_lengths
-from interop.runs import write_run
+from interop.imported_runs import write_run
 from run_directory.checkpoints import save_checkpoint
 from run_directory.run import Run
 from run_directory.training_settings import EmaSettings
@@ -116,7 +116,7 @@ def test_logits_beyond_the_tolerance_leave_nothing(position, tmp_path, monkeypat
             model.layers[1].mixer.wq.weight[0] += 0.5
         return write(model, *args)
 
-    monkeypatch.setattr("interop.export.folder.measure", disturbed)
+    monkeypatch.setattr("interop.export.export_folder.measure", disturbed)
     with pytest.raises(InteropError, match=r"out was not written: at 16 tokens .*settings.yaml"):
         export_folder(loaded, tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"run"}

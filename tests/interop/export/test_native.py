@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from interop.export.parity import measure, parity_lengths
 from tests.files import table
@@ -42,44 +42,9 @@ def test_class_and_logits(name, tmp_path):
         assert parity.is_met, parity
 
 
-LONG = [1.0, 1.5, 2.5, 4.0, 6.0]
-# Settings of the positions and of the model, the class, and some of its rotary parameters.
-ROTARY = [
-    (
-        {"scaling": {"name": "longrope", "factor": 4.0, "long_factor": LONG}},
-        {},
-        "llama",
-        {
-            "short_factor": [1.0] * 5,
-            "long_factor": LONG,
-            "factor": 4.0,
-            "original_max_position_embeddings": 11,
-        },
-    ),
-    (
-        {"scaling": {"name": "yarn", "factor": 4.0, "attention_factor": 1.3}},
-        {"original": 8},
-        "llama",
-        {"rope_type": "yarn", "attention_factor": 1.3, "original_max_position_embeddings": 8},
-    ),
-    (
-        {"scaling": {"name": "ntk", "factor": 4.0}},
-        {"original": 8},
-        "llama",
-        {"rope_type": "longrope", "original_max_position_embeddings": 8},
-    ),
-    (
-        {"temperature": {"name": "ministral3", "length": 4}},
-        {},
-        "ministral3",
-        {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.1},
-    ),
-    ({"fraction": 0.69}, {"head_dim": 44}, "phi3", {}),  # 30 features; 44 · (30 / 44) is below 30
-    ({"scaling": {"name": "linear"}}, {}, None, {}),  # depends on the declared length
-]
-
-
-@pytest.mark.parametrize(("position", "keys", "model_type", "expected"), ROTARY, ids=str)
+@pytest.mark.parametrize(
+    ("position", "keys", "model_type", "expected"), table("interop/export/rotary.yaml"), ids=str
+)
 def test_rotary_parameters(position, keys, model_type, expected):
     choice = choose_class(build({"name": "rope", **position}, dim=60, **keys))
     assert choice.model_type == model_type, choice.reason

@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 
 from data.files import write_json, write_text
 from errors import InteropError
 from evaluation.reports.document import markdown_table
+from interop.export import generated, native
 from interop.export.described import ClassChoice
-from interop.export.files import check_new, new_folder, space_for, write_model
-from interop.export.native import choose_class
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
 from interop.export.tokenizer import control_ids, write_tokenizer
 from interop.extras import load_extra
 from interop.huggingface.families import FAMILIES
+from interop.new_folder import check_new, new_folder, space_for
+from model import Transformer
 from run_directory.console import Console
 from run_directory.run import LoadedRun, Run
 from run_directory.weights import weights_of
@@ -85,7 +87,7 @@ def export_folder(
     check_new(out)
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
-    choice = choose_class(model, published)
+    choice = native.choose_class(model, published)
     if published and choice.model_type is None:
         raise InteropError(f"no published format represents the model: {choice.reason}")
     with space_for(weights_of(model), out), new_folder(out) as folder:
@@ -111,6 +113,30 @@ def export_folder(
             parity.append(result)
         write_text(folder / "README.md", model_card(run, choice, parity, dtype))
     return choice
+
+
+def write_model(
+    model: Transformer, choice: ClassChoice, folder: Path, controls: dict[str, Any]
+) -> None:
+    """Write what transformers loads a model from, with weights in the model's dtype.
+
+    Args:
+        controls: ids of control symbols. Null ones belong to it, because some classes have other
+            defaults.
+    """
+    state = weights_of(model)
+    if choice.model_type is None:
+        config = generated.config(model)
+        tensors = {f"model.{name}": weight for name, weight in state.items()}
+        write_text(folder / f"{generated.MODULE}.py", generated.source(model.settings))
+    else:
+        config = dict(choice.config)
+        tensors = native.weights(model, state, choice)
+    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})
+    save_torch_state_dict({name: tensor.contiguous() for name, tensor in tensors.items()}, folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # the library makes them private
 
 
 def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:

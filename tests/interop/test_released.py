@@ -1,8 +1,9 @@
-"""Canon models in the released format, against a second implementation.
+"""Models in released formats that no class of transformers has, against a second implementation:
+Canon layers, and RoPE++, a `llama` configuration with `rope_config`.
 
-`PublishedModel` was written for this test after reading modeling_llama_canon.py and canon_helper.py
-of facebookresearch/PhysicsLM4 (huggingface/); it shares no code with them or with our model. The
-released files themselves require an older transformers.
+`ReleasedModel` was written for this test after reading modeling_llama_canon.py and canon_helper.py
+of facebookresearch/PhysicsLM4 and modeling_llama_rope_pp.py of OpenMOSS/rope_pp; it shares no code
+with them or with our model. The released files themselves require an older transformers.
 """
 
 import json
@@ -17,80 +18,59 @@ from torch import Tensor
 from errors import InteropError
 from interop.build import build_model
 from interop.checkpoint import read_folder
-from interop.export.files import write_model
+from interop.export.export_folder import write_model
 from interop.export.native import choose_class
 from model import TokenPositions
+from tests.files import table
 from tests.interop.export.exported import CONTROLS
 from tests.model.zoo import close
 
-WIDTH, HEADS, GROUPS, DIM, HIDDEN, VOCAB, LAYERS = 24, 4, 2, 6, 40, 29, 2
 LENGTH = 17
-CONFIG = {
-    "model_type": "LlamaCanon",
-    "architectures": ["LlamaCanonForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "intermediate_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "head_dim": DIM,
-    "max_position_embeddings": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500.0,
-    "canon_set": "ABCD",
-    "canon_kernel": 4,
-    "canon_bias": False,
-    "canon_activation": False,
-    "canon_residual": True,
-    "qk_norm": True,
-    "rope_dim": None,
-    "rope_version": "huggingface",
+TABLE = table("interop/released.yaml")
+CONFIGS = {
+    name: TABLE[kind] | changes
+    for kind, cases in TABLE["cases"].items()
+    for name, changes in cases.items()
 }
-VARIANTS = {
-    "released": {"rope_dim": 4, "partial_rotary_factor": 4 / 6, "rope_version": "lingua"},
-    "huggingface": {},
-    "partial": {"rope_dim": 2, "canon_kernel": 3, "qk_norm": False},
-    "A and C": {"canon_set": "AC", "rope_version": "lingua", "attention_bias": True},
-    "B": {"canon_set": "B", "mlp_bias": True},
-    "D": {"canon_set": "D", "qk_norm": False, "tie_word_embeddings": True},
+WIDTH, HEADS, GROUPS, DIM, HIDDEN, VOCAB, LAYERS = 24, 4, 2, 6, 40, 29, 2
+# projected queries, key/value heads and heads of outputs
+SIZES = {
+    None: (HEADS, GROUPS, HEADS),
+    "imag1": (HEADS // 2, GROUPS // 2, HEADS),
+    "imag2": (HEADS, GROUPS, 2 * HEADS),
 }
+
+
+def sizes_of(config: dict) -> tuple[int, int, int]:
+    return SIZES[config.get("rope_config", {}).get("imag_mode")]
 
 
 def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
     """The tensors of the released class."""
-    q, kv = HEADS * DIM, GROUPS * DIM
+    q, kv, out = (DIM * heads for heads in sizes_of(config))
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, WIDTH),
         "model.norm.weight": (WIDTH,),
     }
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (VOCAB, WIDTH)
+    attention = {"q": (q, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH), "o": (WIDTH, out)}
+    mlp = {"gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
+    canon = {"A": WIDTH, "C": WIDTH, "self_attn.B": q + 2 * kv, "mlp.D": 2 * HIDDEN}
     for i in range(LAYERS):
-        layer = {
-            "input_layernorm.weight": (WIDTH,),
-            "post_attention_layernorm.weight": (WIDTH,),
-            "self_attn.q_proj.weight": (q, WIDTH),
-            "self_attn.k_proj.weight": (kv, WIDTH),
-            "self_attn.v_proj.weight": (kv, WIDTH),
-            "self_attn.o_proj.weight": (WIDTH, q),
-            "mlp.gate_proj.weight": (HIDDEN, WIDTH),
-            "mlp.up_proj.weight": (HIDDEN, WIDTH),
-            "mlp.down_proj.weight": (WIDTH, HIDDEN),
-        }
-        if config["qk_norm"]:
+        layer = {"input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,)}
+        for part, key, matrices in (
+            ("self_attn", "attention_bias", attention),
+            ("mlp", "mlp_bias", mlp),
+        ):
+            for name, shape in matrices.items():
+                layer[f"{part}.{name}_proj.weight"] = shape
+                if config.get(key):
+                    layer[f"{part}.{name}_proj.bias"] = shape[:1]
+        if config.get("qk_norm"):
             layer |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
-        biased = ["mlp"] if config.get("mlp_bias") else []
-        biased += ["self_attn"] if config.get("attention_bias") else []
-        for name in [name for name in layer if name.split("_")[0].split(".")[0] in biased]:
-            layer[name.replace("weight", "bias")] = layer[name][:1]
-        if config.get("attention_bias"):
-            for name, size in (("q", q), ("k", kv), ("v", kv), ("o", WIDTH)):
-                layer[f"self_attn.{name}_proj.bias"] = (size,)
-            layer = {k: v for k, v in layer.items() if "_norm.bias" not in k}
-        sizes = {"A": WIDTH, "C": WIDTH, "self_attn.B": q + 2 * kv, "mlp.D": 2 * HIDDEN}
-        for place, size in sizes.items():
-            if place[-1] in config["canon_set"]:
+        for place, size in canon.items():
+            if place[-1] in config.get("canon_set", ""):
                 name = f"{place[:-1]}canon{place[-1]}.weight"
                 layer[name] = (size, 1, config["canon_kernel"])
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
@@ -107,12 +87,13 @@ def weights_of(config: dict) -> dict[str, Tensor]:
     return tensors
 
 
-class PublishedModel:
-    """The released class on one sequence, in float64."""
+class ReleasedModel:
+    """The released classes on one sequence, in float64."""
 
     def __init__(self, config: dict, tensors: dict[str, Tensor]):
         self.config = config
         self.tensors = {name: tensor.double() for name, tensor in tensors.items()}
+        self.is_lingua = config.get("rope_version") == "lingua"
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(t, V) logits of the tokens (t,)."""
@@ -149,32 +130,32 @@ class PublishedModel:
         return x + F.conv1d(padded, weight, groups=len(weight))[0].T
 
     def attention(self, own: str, x: Tensor) -> Tensor:
+        """RoPE++: heads 2h and 2h + 1 are real and imaginary parts of complex products."""
+        queries, groups, heads = sizes_of(self.config)
         q, k, v = (self.linear(f"{own}{name}_proj", x) for name in "qkv")
         whole = torch.cat([self.norm(own + "q_norm", q), self.norm(own + "k_norm", k), v], -1)
-        sizes = [HEADS * DIM, GROUPS * DIM, GROUPS * DIM]
+        sizes = [queries * DIM, groups * DIM, groups * DIM]
         q, k, v = self.canon(own + "canonB", whole).split(sizes, -1)
         q, k, v = (part.unflatten(-1, (-1, DIM)).transpose(0, 1) for part in (q, k, v))
-        q, k = self.rotated(q), self.rotated(k)
-        k, v = (part.repeat_interleave(HEADS // GROUPS, 0) for part in (k, v))
-        logits = q @ k.mT / math.sqrt(DIM)
+        k = k.repeat_interleave(queries // groups, 0)
+        v = v.repeat_interleave(heads // groups, 0)
+        (q, plain_q), (k, plain_k) = self.rotated(q), self.rotated(k)
+        products = q @ k.mT.conj()
+        logits = products.real + plain_q @ plain_k.mT
+        if heads > queries:
+            logits = torch.stack([logits, products.imag], 1).flatten(0, 1)
         hidden = torch.ones(logits.shape[1:]).triu(1).bool()
-        mixed = logits.masked_fill(hidden, -math.inf).softmax(-1) @ v
-        return self.linear(own + "o_proj", mixed.transpose(0, 1).flatten(1))
+        weights = (logits / math.sqrt(DIM)).masked_fill(hidden, -math.inf).softmax(-1)
+        return self.linear(own + "o_proj", (weights @ v).transpose(0, 1).flatten(1))
 
-    def rotated(self, x: Tensor) -> Tensor:
-        count = self.config["rope_dim"] or DIM
+    def rotated(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The rotated features as complex pairs, and the others."""
+        count = self.config.get("rope_dim") or DIM
         turned, rest = x[..., :count], x[..., count:]
         exponents = torch.arange(count // 2).double() * 2 / count
         angle = torch.arange(x.shape[1])[:, None] * self.config["rope_theta"] ** -exponents
-        if self.config["rope_version"] == "lingua":
-            pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)).contiguous())
-        else:
-            pairs = torch.complex(*turned.chunk(2, -1))
-        pairs = pairs * torch.polar(torch.ones_like(angle), angle)
-        parts = [pairs.real, pairs.imag]
-        if self.config["rope_version"] == "lingua":
-            return torch.cat([torch.stack(parts, -1).flatten(-2), rest], -1)
-        return torch.cat([*parts, rest], -1)
+        parts = turned.unflatten(-1, (-1, 2)).unbind(-1) if self.is_lingua else turned.chunk(2, -1)
+        return torch.complex(*parts) * torch.polar(torch.ones_like(angle), angle), rest
 
 
 def folder_of(path, config: dict) -> dict[str, Tensor]:
@@ -185,27 +166,30 @@ def folder_of(path, config: dict) -> dict[str, Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_released_format(name, tmp_path):
-    """Logits whole, left-padded and token by token; the folder that is written is the one read."""
-    config = CONFIG | VARIANTS[name]
-    published = PublishedModel(config, folder_of(tmp_path / "first", config))
+    """Logits whole, left-padded and token by token; the Canon folder that is written is the one
+    read."""
+    config = CONFIGS[name]
+    released = ReleasedModel(config, folder_of(tmp_path / "first", config))
     first = build_model(read_folder(tmp_path / "first"))
     model = first.model.double()
     tokens = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
-    expected = torch.stack([published(row) for row in tokens])
+    expected = torch.stack([released(row) for row in tokens])
     assert expected.std() > 0.3
     close(model(tokens), expected, atol=1e-10)
     padded = model(tokens, TokenPositions.left_padded([LENGTH, 9], LENGTH))
-    close(padded[1, -9:], published(tokens[1, -9:]), atol=1e-10)
+    close(padded[1, -9:], released(tokens[1, -9:]), atol=1e-10)
     cache = model.make_cache(2, LENGTH)
     parts = [model(part, cache=cache) for part in tokens.split([6, *[1] * (LENGTH - 6)], dim=1)]
     close(torch.cat(parts, dim=1), expected, atol=1e-10)
 
     assert choose_class(first.model).model_type is None  # transformers does not have it
-    model.float()
-    choice = choose_class(model, published=True)
+    choice = choose_class(model.float(), published=True)
+    if config["model_type"] == "llama":
+        assert choice.model_type is None
+        return
     assert choice.model_type == "LlamaCanon", choice.reason
     (tmp_path / "second").mkdir()
     write_model(model, choice, tmp_path / "second", CONTROLS)
@@ -219,10 +203,8 @@ def test_released_format(name, tmp_path):
     torch.testing.assert_close(stored, weights_of(config), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "change", [{"canon_bias": True}, {"canon_activation": True}, {"canon_residual": False}], ids=str
-)
-def test_other_convolutions_are_refused(change, tmp_path):
-    folder_of(tmp_path / "first", CONFIG | change)
-    with pytest.raises(InteropError, match=next(iter(change))):
+@pytest.mark.parametrize(("kind", "changes", "named"), TABLE["refused"], ids=str)
+def test_other_forms_are_refused(kind, changes, named, tmp_path):
+    folder_of(tmp_path / "first", TABLE[kind] | changes)
+    with pytest.raises(InteropError, match=named):
         build_model(read_folder(tmp_path / "first"))

@@ -17,8 +17,8 @@ from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePiec
 from errors import InteropError
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import ForeignCheckpoint, read_folder
-from interop.export.files import check_new, new_folder, space_for
 from interop.huggingface.hub import download
+from interop.new_folder import check_new, new_folder, space_for
 from run_directory.checkpoints import save_weights
 from run_directory.console import Console
 from run_directory.run import Run, is_run

@@ -1,23 +1,16 @@
-"""config.json, weights and, where no class of transformers represents the model, its modeling
-file."""
+"""New folders that appear only when they are complete."""
 
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
 
-from data.files import path_problem, sync, write_json, write_text
+from data.files import path_problem, sync
 from errors import InteropError, UserError, is_disk_full
-from interop.export import generated, native
-from interop.export.described import ClassChoice
-from interop.extras import load_extra
-from model import Transformer
-from run_directory.weights import weights_of
 
 
 def check_new(out: Path) -> None:
@@ -58,29 +51,3 @@ def new_folder(out: Path) -> Iterator[Path]:
         sync(out.absolute().parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def write_model(
-    model: Transformer, choice: ClassChoice, folder: Path, controls: dict[str, Any]
-) -> None:
-    """Write what transformers loads a model from, with weights in the model's dtype.
-
-    Args:
-        controls: ids of control symbols. Null ones belong to it, because some classes have other
-            defaults.
-    """
-    state = weights_of(model)
-    if choice.model_type is None:
-        config = generated.config(model)
-        tensors = {f"model.{name}": weight for name, weight in state.items()}
-        write_text(folder / f"{generated.MODULE}.py", generated.source(model.settings))
-    else:
-        config = dict(choice.config)
-        tensors = native.weights(model, state, choice)
-    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
-    write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})
-    load_extra("huggingface_hub").save_torch_state_dict(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder
-    )
-    for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)  # the library makes them private
