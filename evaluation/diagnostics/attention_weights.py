@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from model import TokenPositions, Transformer
-from model.attention.explicit import AttentionDetails, attention_details
-from model.attention.kernels import AttentionHook
+from model.attention.kernels import AttentionDetails, AttentionHook, attention_details
 from model.attention.mask import AttentionView, Normalizer
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries

@@ -5,7 +5,7 @@ The bias of a pair is a function of its distance, the difference c_i − c_j of 
 or their sum. The forward pass is PyTorch's fused kernel by blocks of queries. The fused kernel has
 no gradient of its mask, so the backward pass recomputes the weights of one tile of queries and keys
 at a time from the log-sum-exp, as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), and reduces the
-gradient of the bias at once. The plain form is `model/attention/explicit.py`.
+gradient of the bias at once. The plain form is `explicit_attend`.
 
 torch.compile treats both passes as single operations, so the loops are not unrolled into its
 graphs.

@@ -323,7 +323,7 @@ class AttentionMask:
         return self.bias if make is None else self._once("flex_bias", make)
 
     def learned_table(self) -> Tensor | None:
-        """(H, N) bias by distance whose gradient `model/attention/table_gradient.py` computes;
+        """(H, N) bias by distance whose gradient `table_gradient` computes;
         None: there is none, or distances do not follow from indices."""
         if self.forms.make_table is None or not self.unit_steps or self.sinks:
             return None

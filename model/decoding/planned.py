@@ -9,7 +9,7 @@ is `PackedModel.step`.
 import torch
 from torch import Tensor
 
-from model.attention.explicit import query_block
+from model.attention.kernels import query_block
 from model.attention.mask import PRECISE
 from model.cache import Cache, LayerCache
 from model.decoding.packed import PackedBlock, PackedModel

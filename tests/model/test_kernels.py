@@ -107,7 +107,7 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
     q, k, v = drawn(t, s, seed=t)
     views = [AttentionView(q, k, mask_of(positions, t, window, bias))]
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr("model.attention.explicit.QUERY_BLOCK", block)
+        patch.setattr("model.attention.kernels.QUERY_BLOCK", block)
         slow = attend(views, v, SCALE, "dense")
         for kernel in ("blocks", "flex"):
             close(attend(views, v, SCALE, kernel), slow, atol=1e-12)
