@@ -33,7 +33,7 @@ from model.attention.mask import (
     precise,
     visibility_mask,
 )
-from model.position.table import LookupTable
+from model.position.table import Constant, LookupTable
 from model.position.temperature import AdaptiveTemperature, AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings, optional, setting
@@ -449,6 +449,7 @@ class PositionalScheme(nn.Module):
         self.settings = settings
         self.geometry = geometry
         self._initializers: list[Initializer] = []
+        self._constants: list[tuple[Constant, bool]] = []
         self.setup()
 
     def setup(self) -> None:
@@ -462,6 +463,10 @@ class PositionalScheme(nn.Module):
         """A parameter, to be assigned to an attribute; `initialize` draws them in this order."""
         self._initializers.append(initializer)
         return nn.Parameter(torch.empty(shape))
+
+    def constant_table(self, values: Tensor, keep_dtype: bool = False) -> None:
+        """Make `values` one of `tables`, in the dtype of the other tables unless `keep_dtype`."""
+        self._constants.append((Constant(values), keep_dtype))
 
     @property
     def key_features(self) -> int:
@@ -485,12 +490,19 @@ class PositionalScheme(nn.Module):
         positions: TokenPositions,
         dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
-        """Tables for the new tokens of a pass, each (B or 1, T, ...).
+        """Tables for the new tokens of a pass, each (B or 1, T, ...), and those of
+        `constant_table`.
 
         Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the
         declared length here.
+
+        Args:
+            dtype: float64 for float64 models, otherwise float32.
         """
-        return ()
+        return tuple(
+            values.to(positions.device, None if keep_dtype else dtype)
+            for values, keep_dtype in self._constants
+        )
 
     def embed(
         self,

@@ -64,8 +64,9 @@ class DistanceBias(PositionalScheme, ABC):
         return by_row[:1] if len(set(by_row)) == 1 else by_row
 
     def tables(self, positions, dtype):
-        """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (on_device(self.stretches(positions), positions.device, dtype),)
+        """(B or 1,) the stretch of each row, and constants."""
+        stretches = on_device(self.stretches(positions), positions.device, dtype)
+        return stretches, *super().tables(positions, dtype)
 
     @abstractmethod
     def bias(self, context: AttentionContext) -> RowBias:

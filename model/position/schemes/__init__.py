@@ -1,1 +1,1 @@
-"""One file per positional scheme; `model.position` lists them."""
+"""The positional schemes; `model.position` lists them."""
