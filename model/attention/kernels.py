@@ -417,12 +417,11 @@ def choose(
     return "biased" if is_cpu and mask.has_biased_kernel else "blocks"
 
 
-def precompute_masks(mask: AttentionMask) -> None:
-    """Create the mask tensors that layers share before the first layer runs.
+def precompute_masks(mask: AttentionMask, device: str) -> None:
+    """Create the mask tensors that layers share on a device type before the first layer runs.
 
     Layers that are recomputed or compiled separately must not create them.
     """
-    device = mask.device.type
     if mask.is_by_distance or (device == "cpu" and mask.has_biased_kernel):
         mask.by_distance()
     if device == "cuda":

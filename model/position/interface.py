@@ -153,7 +153,7 @@ class AttentionContext:
             shared=self.block_masks if mask_mod is None else {},
         )
         if self.precompute:
-            precompute_masks(mask)
+            precompute_masks(mask, mask.device.type)
         return mask
 
     def distance_mask(
