@@ -230,11 +230,11 @@ def lower_decoding(case: str) -> list[str]:
         positions = TokenPositions.plain(LENGTH).map(moved)
         cache = net.make_cache(2, LENGTH)
         cache.advance(positions.part(0, 64, position_end=64))
-        for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
+        for name, layer in zip(net.layer_schemes, cache.layers, strict=True):
             features = (net.position[name].key_features, 64)
             layer.append(*(moved(torch.empty(2, 2, 64, n).bfloat16()) for n in features))
         windows = {name: kind.position.window for name, kind in net.kinds.items()}
-        static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
+        static = StaticCache(net, cache, LENGTH - 64, windows, LENGTH)
         inputs = PassInputs.create(net, positions.part(64, LENGTH))
         step = torch.compile(static_pass, dynamic=False, fullgraph=True)
         tokens = torch.zeros(2, dtype=torch.long, device="cuda")
