@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -217,18 +217,6 @@ def padded(x: Tensor, dim: int, size: int) -> Tensor:
     return x.index_select(dim, torch.arange(size, device=x.device).clamp(max=x.shape[dim] - 1))
 
 
-def static_pass(
-    packed: PackedModel,
-    cache: StaticCache,
-    inputs: PassInputs,
-    tokens: Tensor,
-) -> Tensor:
-    """The next pass of a static cache; see `PackedModel.step`."""
-    logits = packed.step(inputs.of(cache.at), cache, tokens)
-    cache.at.add_(1)
-    return logits
-
-
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all recordings: libraries keep a workspace for each stream that they have been used
@@ -277,14 +265,21 @@ class StaticDecoder:
     ):
         model = packed.model
         end = int(min(rounded(positions.position_end), model.limit or math.inf))
-        inputs = PassInputs.create(model, replace(positions, position_end=end))
+        self._packed = packed
+        self._inputs = PassInputs.create(model, replace(positions, position_end=end))
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
         for name, plan in plans.items():
             if not plan.is_unordered:
                 windows[model.kind_of[name]] = None  # weights may depend on the order of the slots
         self.cache = StaticCache(model, cache, positions.count, windows, end)
-        self._step = partial(static_pass, packed, self.cache, inputs)
         self._graph: CudaGraph | None = None
+
+    def _step(self, tokens: Tensor) -> Tensor:
+        """The next pass; see `PackedModel.step`."""
+        at = self.cache.at
+        logits = self._packed.step(self._inputs.of(at), self.cache, tokens)
+        at.add_(1)
+        return logits
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,). The next call overwrites them."""

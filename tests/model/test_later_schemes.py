@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-from model import ModelError, TokenPositions, Transformer
+from model import ModelError, Transformer
 from model.attention.mask import AttentionView, Normalizer
-from model.mixers.short_convolution import Canon
 from run_directory.training_settings import AdamWSettings, MuonSettings
 from tests.model.alone import at, bias_of, context_of, normal, put, scheme_of
 from tests.model.test_scaling import every_layout, spectrum
@@ -183,17 +182,6 @@ def test_exclusive_attention_drops_components_along_own_values(exclusive):
         own, y = values[b, h // (H // G), t], plain[b, h, t]
         part = sum(a * c for a, c in zip(own, y, strict=True)) / sum(a * a for a in own)
         close(mixed[b, t, h * D : (h + 1) * D], y - share[h] * part * own, atol=1e-12)
-
-
-@torch.no_grad()
-def test_canon_layer_matches_the_released_code():
-    """Outputs that apply_canon of the released code computed for these weights."""
-    layer = Canon("A", 2, 4).double()
-    layer.convolution.weight.copy_(torch.tensor([[0.1, -0.2, 0.3, 0.4], [1, 0, -1, 0.5]]).double())
-    x = torch.tensor([[1.0, 2], [-1, 0.5], [0, 3], [2, -2], [0.5, 1]]).double()[None]
-    expected = [[1.4, 3.0], [-1.1, -1.25], [-0.5, 4.0], [3.1, -4.0], [1.2, 4.0]]
-    context = context_of(scheme_of("none"), TokenPositions.plain(5), rows=1)
-    close(layer(x, context, None)[0], torch.tensor(expected).double(), atol=1e-6)
 
 
 def test_canon_layers_are_filters_without_weight_decay():
