@@ -67,32 +67,28 @@ class GatheredState(GatheredLayer):
     def __init__(self, window: ShardedWindow):
         super().__init__(window)
         self._memory: Tensor | None = None  # after the chunks of earlier passes
-        self._memory_turn = 0
 
     @property
     def document(self) -> Tensor | None:
         """See `LayerState.document`."""
-        start, _ = self.window.bounds(self.shard.chunks[self._memory_turn])
+        start, _ = self.window.bounds(self.chunk)
         if self.window.positions.layout == "plain" or start == 0:
             return None
         return without_padding(self.window.positions.document[:, :start], None)[:, -1:]
 
     def before(self, whole: Callable[[], Transition]) -> RecurrentState | None:
         """See `LayerState.before`."""
-        document = self.document
-        turn = self._memory_turn
-        self._memory_turn += 1
         own = whole()
-        kept = self._wait(self._start(own.kept, turn), turn)
-        written = self._wait(self._start(own.written, turn), turn)
+        kept = self._wait(self._start(own.kept))
+        written = self._wait(self._start(own.written))
         memory = torch.zeros_like(own.written) if self._memory is None else self._memory
         before = [memory]
         for parts in zip(kept, written, strict=True):
             before.append(Transition(*parts).apply(before[-1]))
         self._memory = before[-1]
         # Of all chunks; see `extend`.
-        chunk = self.shard.chunks[turn]
-        return RecurrentState(torch.stack(before)[chunk % self.shard.size], document)
+        memory = torch.stack(before)[self.chunk % self.shard.size]
+        return RecurrentState(memory, self.document)
 
     def keep(self, state: RecurrentState) -> None:
         """Later chunks do not use this state."""

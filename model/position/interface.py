@@ -31,7 +31,6 @@ from model.attention.mask import (
     QueryBlock,
     no_autocast,
     precise,
-    visibility_mask,
 )
 from model.position.table import Constant, LookupTable
 from model.position.temperature import AdaptiveTemperature, AnyTemperature, NoTemperature
@@ -116,14 +115,7 @@ class AttentionContext:
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on
                 content.
         """
-        visible = visibility_mask(
-            self.queries,
-            self.keys,
-            self.batch,
-            self.window,
-            self.sinks,
-        )
-        restricted = visible
+        visible = restricted = self._visible()
         if mask_mod is not None:
             restricted = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
         is_plain = self.queries.layout == "plain"
@@ -155,6 +147,38 @@ class AttentionContext:
         if self.precompute:
             precompute_masks(mask, mask.device.type)
         return mask
+
+    def _visible(self) -> MaskFunction:
+        """Mask function: causal, within the document and within the window.
+
+        The mask is defined by order and document, not by tensor index. In plain layout the two are
+        equivalent: order increases by one along the keys (after the sinks), so it differs from the
+        index by a constant.
+        """
+        queries = self.queries
+        keys = self.keys
+        window = self.window
+        sinks = self.sinks
+        is_plain = queries.layout == "plain"
+        # A difference of symbolic sizes, even if it is 0, is an input of the mask, which torch <
+        # 2.13 cannot compile in FlexAttention.
+        offset = 0 if queries is keys else keys.count - queries.count
+        q_order = queries.order.expand(self.batch, -1)
+        k_order = self.k_order
+        q_document = queries.document.expand(self.batch, -1)
+        k_document = keys.document.expand(self.batch, -1)
+
+        def visible(b, h, i, j):
+            back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
+            seen = back >= 0
+            if not is_plain:
+                seen = seen & (q_document[b, i] == k_document[b, j])
+            if window is not None:
+                near = back < window
+                seen = seen & (near | (k_order[b, j] < sinks) if sinks else near)
+            return seen
+
+        return visible
 
     def distance_mask(
         self,
