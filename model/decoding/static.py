@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.cache import Cache, CacheIndex, LayerCache
 from model.decoding.packed import PackedModel
-from model.mixers.layer_state import LayerState
+from model.mixers.recurrence import LayerState
 from model.position import AttentionPlan
 from model.token_positions import TokenPositions
 from model.transformer import TokenChunk, Transformer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.mask import AttentionView
 from model.cache import CacheIndex, LayerCache
-from model.mixers.layer_state import GatheredState, LayerState
+from model.mixers.recurrence import GatheredState, LayerState
 from model.position import (
     SCHEMES,
     AttentionContext,
