@@ -584,7 +584,6 @@ class ContentScheme(PositionalScheme):
     def features(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         """Features (B, T, F) of the new tokens x (B, T, C), each independent of other tokens."""
 
-    @abstractmethod
     def accumulate(
         self,
         features: Tensor,
@@ -592,7 +591,9 @@ class ContentScheme(PositionalScheme):
         new: TokenPositions,
         tables: tuple[Tensor, ...],
     ) -> Tensor:
-        """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens."""
+        """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens: by
+        default, the features."""
+        return features
 
     @abstractmethod
     def read(

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
 from torch import Tensor
 
 from errors import ModelError
@@ -197,17 +196,10 @@ class GrapeA(PositionalScheme):
 class GrapeApSettings(ContentSettings):
     """A penalty summed up along the path from key to query (GRAPE-AP, Zhang et al. 2025)."""
 
+    reads_between = True
+
     name: Literal["grape_ap"] = "grape_ap"
     gate_features: int = setting(8, "F, features of p for each head, an even number", ge=2)
-
-    @model_validator(mode="after")
-    def _caches_every_token(self):
-        if self.window is not None and self.sinks:
-            raise ValueError(
-                "'grape_ap' requires all tokens between query and key, and does not support window "
-                "with sinks: set sinks to 0 or window to null"
-            )
-        return self
 
 
 class GrapeAp(ContentScheme):
@@ -247,9 +239,6 @@ class GrapeAp(ContentScheme):
         p = by_head(linear(x, self.project), self.geometry.heads)
         rotated = rotate(F.rms_norm(p, (features,)), cos, -sin)
         return torch.cat([p, rotated], dim=1).transpose(1, 2).flatten(2)
-
-    def accumulate(self, features, past, new, tables):
-        return features
 
     def read(self, q, k, extras, plan):
         context = plan.context
@@ -353,9 +342,6 @@ class RelativeLogits(ContentScheme):
         """(B, T, H·R) weights of the profiles."""
         return linear(x, self.mix)
 
-    def accumulate(self, features, past, new, tables):
-        return features
-
     def read(self, q, k, extras, plan):
         context = plan.context
         weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))
@@ -377,18 +363,11 @@ CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 class PathSettings(ContentSettings):
     """Products of Householder-like matrices between query and key (PaTH, Yang et al. 2025)."""
 
+    reads_between = True
+
     name: Literal["path"] = "path"
     rank: int = setting(32, "rank of the projection to directions w", ge=1)
     width: int = setting(3, "kernel size of the convolution, with the token itself", ge=2)
-
-    @model_validator(mode="after")
-    def _caches_every_token(self):
-        if self.window is not None and self.sinks:
-            raise ValueError(
-                "'path' requires all tokens between query and key, and does not support window "
-                "with sinks: set sinks to 0 or window to null"
-            )
-        return self
 
 
 class PathAttention(ContentScheme):
@@ -512,7 +491,7 @@ class ContentRotation(ContentScheme):
     uses_position = False
 
     def setup(self):
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         self.angles = self.geometry.head_dim // 2  # per head
 
     @abstractmethod

@@ -149,12 +149,13 @@ def with_imaginary(plan: AttentionPlan, layout: str, rotated: int) -> AttentionP
     return replace(plan, read=read, is_uniform=False)
 
 
-def check_even(name: str, geometry: HeadGeometry) -> None:
+def check_even(scheme: PositionalScheme) -> None:
     """Raise ModelError for an odd head dimension."""
-    if geometry.head_dim % 2:
+    head_dim = scheme.geometry.head_dim
+    if head_dim % 2:
         raise ModelError(
-            f"{name} rotates pairs of features and requires an even head dimension, got "
-            f"{geometry.head_dim}: change model.dim, model.heads or model.head_dim"
+            f"{scheme.settings.name} rotates pairs of features and requires an even head "
+            f"dimension, got {head_dim}: change model.dim, model.heads or model.head_dim"
         )
 
 
@@ -251,7 +252,7 @@ class Rope(PositionalScheme):
     def setup(self):
         settings = self.settings
         geometry = self.geometry
-        check_even(settings.name, geometry)
+        check_even(self)
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
             raise ModelError(

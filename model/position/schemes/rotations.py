@@ -82,7 +82,7 @@ class LearnedRope(PositionalScheme):
 
     def setup(self):
         features = self.geometry.head_dim
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         self.log_ratio = self.learned(
             self.settings.shape(self.geometry, features // 2),
             constant(0.0),
@@ -143,7 +143,7 @@ class Clex(PositionalScheme):
 
     def setup(self):
         features = self.geometry.head_dim
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         if features < 4:
             raise ModelError(f"clex requires heads of 4 features or more, got {features}")
         hidden = self.settings.width * features
@@ -253,7 +253,7 @@ class XPos(TabulatedScheme):
     settings: XPosSettings
 
     def setup(self):
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         dims = self.geometry.head_dim
         gamma = self.settings.gamma
         self._frequencies = Constant(plain_frequencies(self.settings.theta, dims))
@@ -325,7 +325,7 @@ class Fope(TabulatedScheme):
     def setup(self):
         settings = self.settings
         geometry = self.geometry
-        check_even(settings.name, geometry)
+        check_even(self)
         plain = plain_frequencies(settings.theta, geometry.head_dim)
         length = settings.max_length or geometry.original_length
         frequencies = plain[plain >= 2 * math.pi / length]  # in decreasing order
@@ -486,7 +486,7 @@ class Hyperbolic(PositionalScheme):
     def setup(self):
         settings = self.settings
         geometry = self.geometry
-        check_even(settings.name, geometry)
+        check_even(self)
         self.log_margin = None
         if settings.damping == "learned":
             self.log_margin = self.learned((1,), constant(math.log(settings.margin)))
