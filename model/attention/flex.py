@@ -80,7 +80,7 @@ def flex_attend(
         logs.append(aux.lse.to(mask_dtype(v))[..., None])  # (B, H, T, 1)
     if sink is not None:
         logs.append(sink.to(logs[0].dtype)[None, :, None, None].expand_as(logs[0]))
-    merged = outputs[0] if is_single else _merged(outputs, torch.stack(logs)).to(v.dtype)
+    merged = outputs[0] if is_single else merge_outputs(outputs, torch.stack(logs)).to(v.dtype)
     for view in learned:
         mask = view.mask
         merged = with_table_gradient(
@@ -97,7 +97,7 @@ def flex_attend(
     return merged
 
 
-def _merged(outputs: list[Tensor], logs: Tensor) -> Tensor:
+def merge_outputs(outputs: list[Tensor], logs: Tensor) -> Tensor:
     """(B, H, T, D) of the outputs of views, from the log-sum-exps of their logits and of the sink
     (views or views + 1, B, H, T, 1)."""
     weights = logs.softmax(0)

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from model.attention.biased import biased_attend
-from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
+from model.attention.biased import biased_attend, distance_tile
+from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend, merge_outputs
 from model.attention.mask import (
     PRECISE,
     QUERY_BLOCK,
@@ -238,8 +238,11 @@ def blocks_attend(
     """(B, H, T, D) by blocks of queries, each with only its visible keys."""
 
     def by_distance(start: int, stop: int) -> Tensor:
-        rows, keys, strided = distance_mask(q, mask, start, stop)
-        return _masked(rows, k[:, :, keys], v[:, :, keys], strided, scale).flip(2)
+        low, high = mask.band_of(start, stop)
+        rows = q[:, :, start:stop].flip(2)
+        table = mask.by_distance().to(mask_dtype(q))
+        bias = distance_tile(table, mask.queries - stop + low, stop - start, high - low)
+        return _masked(rows, k[:, :, low:high], v[:, :, low:high], bias, scale).flip(2)
 
     def by_pair(start: int, stop: int) -> Tensor:
         keys = mask.keys_of(start, stop)
@@ -285,34 +288,13 @@ def merged_attend(
                 attn_mask=bias.expand(*q.shape[:3], -1),
                 scale=scale,
             )
-            # The result of queries without a key in this view is undefined.
+            outputs.append(out)
+            # That of queries without a key in this view is undefined.
             has_keys = (bias > -math.inf).any(-1)
-            outputs.append(torch.where(has_keys[..., None], out, 0.0))
-            logs.append(log.masked_fill(~has_keys, -math.inf))
-        weights = torch.stack(logs).softmax(0)[..., None].to(v.dtype)  # (views, B, H, t, 1)
-        return (weights * torch.stack(outputs)).sum(0)
+            logs.append(log.masked_fill(~has_keys, -math.inf)[..., None])
+        return merge_outputs(outputs, torch.stack(logs)).to(v.dtype)
 
     return by_block(block, mask.queries, QUERY_BLOCK, recompute=False)
-
-
-def distance_mask(
-    q: Tensor,
-    mask: AttentionMask,
-    start: int,
-    stop: int,
-) -> tuple[Tensor, slice, Tensor]:
-    """Reversed queries, keys and mask of one block.
-
-    The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' +
-    j, so strides of (1, 1) describe it without a copy.
-    """
-    low, high = mask.band_of(start, stop)
-    values = mask.by_distance().to(mask_dtype(q))
-    farthest = high - 1 - low  # distance of the last query to the first key
-    origin = mask.keys - 1 - farthest
-    shape = (1, values.shape[0], stop - start, high - low)
-    strided = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
-    return q[:, :, start:stop].flip(2), slice(low, high), strided
 
 
 def _masked(
