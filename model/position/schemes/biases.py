@@ -4,8 +4,10 @@ head."""
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +26,114 @@ from model.position.interface import (
     normal,
     uniform,
 )
-from model.position.pairwise import DistanceBias, DistanceSettings, two_layers
-from model.position.scaling import plain_frequencies
-from model.position.table import Rows, StretchedTables
+from model.position.pairwise import pair_blocks, pair_product
+from model.position.scaling import Factor, plain_frequencies, stretch_of
+from model.position.table import Rows, StretchedTables, on_device
+from model.token_positions import TokenPositions
 from settings.fields import setting
+
+# (row, head, distance), index tensors and the unstretched distance -> added to the logit. The row
+# indexes the scheme's first table. FlexAttention requires that tensors are indexed by tensors.
+RowBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class DistanceSettings(PositionSettings):
+    """Settings shared by distance biases."""
+
+    test_time = PositionSettings.test_time | {"stretch"}
+
+    stretch: Factor = setting(
+        1.0,
+        "distances are divided by this; auto: max(1, L / original_length)",
+    )
+
+
+class DistanceBias(PositionalScheme, ABC):
+    """logit += f_h(d / s), after the 1/√D scale; s stretches the trained distances over longer
+    sequences.
+
+    Al-Khateeb et al. 2023 (arXiv:2310.13017) divide ALiBi's slopes by s = L / L0 at test time.
+    """
+
+    settings: DistanceSettings
+    tabulate: bool = True  # the bias is computed once per distance rather than for each pair
+
+    @property
+    def depends_on_length(self):
+        return self.settings.stretch == "auto"
+
+    def stretches(self, positions: TokenPositions) -> tuple[float, ...]:
+        """s of each row, or a single value if all rows agree."""
+        original = self.geometry.original_length
+        stretch = self.settings.stretch
+        by_row = tuple(stretch_of(stretch, length, original) for length in positions.lengths)
+        return by_row[:1] if len(set(by_row)) == 1 else by_row
+
+    def tables(self, positions, dtype):
+        """(B or 1,) the stretch of each row, and constants."""
+        stretches = on_device(self.stretches(positions), positions.device, dtype)
+        return stretches, *super().tables(positions, dtype)
+
+    @abstractmethod
+    def bias(self, context: AttentionContext) -> RowBias:
+        """The bias function f of this pass."""
+
+    def plan(self, context):
+        bias = self.bias(context)
+
+        def by_distance(h, d):
+            return bias(h * 0, h, d)
+
+        if context.tables[0].shape[0] == 1:
+            mask = context.distance_mask(by_distance, tabulate=self.tabulate)
+            return AttentionPlan.from_mask(mask)
+        separation = context.separation()
+
+        def by_pair(b, h, i, j):
+            return bias(b, h, separation(b, i, j))
+
+        return AttentionPlan.from_mask(context.mask(bias=by_pair, by_row=True))
+
+
+def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+    """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
+    (O, N)."""
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return TwoLayers.apply(x, inner, bias, outer)
+    return pair_product(outer, pair_product(inner, x, bias).relu())
+
+
+class TwoLayers(torch.autograd.Function):
+    """`two_layers` in blocks of pairs whose hidden features stay in a CPU cache; the backward pass
+    computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+        ctx.save_for_backward(x, inner, bias, outer)
+        out = x.new_empty(len(outer), x.shape[1])
+        for part in pair_blocks(x):
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            out[:, part] = pair_product(outer, hidden)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        saved = ctx.saved_tensors
+        x, inner, bias, outer = saved
+        of_x, of_inner, of_bias, of_outer = map(torch.zeros_like, saved)
+        for part in pair_blocks(x):
+            gradient = gradients[0][:, part]
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            of_outer += pair_product(gradient, hidden.T)
+            of_hidden = torch.ops.aten.threshold_backward(
+                pair_product(outer.T, gradient),
+                hidden,
+                0.0,
+            )
+            of_inner += pair_product(of_hidden, x[:, part].T)
+            of_bias += of_hidden.sum(1, keepdim=True)
+            of_x[:, part] = pair_product(inner.T, of_hidden)
+        return of_x, of_inner, of_bias, of_outer
 
 
 class AlibiSettings(DistanceSettings):

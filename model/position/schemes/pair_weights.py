@@ -3,6 +3,7 @@ stick-breaking."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import (
+    AttentionMask,
     AttentionView,
+    BiasForms,
     BiasFunction,
     MaskFunction,
     QueryBlock,
@@ -31,8 +34,6 @@ from model.position.interface import (
 )
 from model.position.pairwise import (
     UNROLLED,
-    distances,
-    mask_per_row,
     over_pairs,
     pair_product,
     sum_after,
@@ -42,6 +43,22 @@ from model.position.scaling import plain_frequencies
 from model.position.schemes.biases import SMALLEST, alibi_slopes
 from model.position.table import LookupTable
 from settings.fields import optional, setting
+
+
+def mask_per_row(
+    context: AttentionContext,
+    make_flex: Callable[[], BiasFunction] | None = None,
+) -> AttentionMask:
+    """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in
+    positions only."""
+    rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
+    return context.mask(forms=BiasForms(make_flex=make_flex), by_row=rows > 1)
+
+
+def distances(block: QueryBlock, last: int) -> Tensor:
+    """(B, H, t, s) distances as indices, at most `last`; 0 for future keys, which are masked."""
+    d = block.distance.clamp(0, last)
+    return d.expand(*block.q.shape[:3], block.k.shape[2])
 
 
 class CopeSettings(SharableSettings):
