@@ -376,7 +376,12 @@ class Rope(PositionalScheme):
             ]
 
         is_plain = len(self._branches) == 1
-        plan = AttentionPlan(read, write, is_unordered=is_plain, is_uniform=is_plain)
+        plan = AttentionPlan(
+            read,
+            write,
+            is_unordered=is_plain,
+            is_uniform=is_plain and len(keys[0][0]) == 1,  # one stretch for all rows
+        )
         return with_imaginary(plan, layout, self.dims) if self.settings.imaginary else plan
 
     def _mask(
