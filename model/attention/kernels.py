@@ -309,23 +309,14 @@ def _masked(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def _of_one_view(attend_view: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A kernel of one view whose weights are the softmax over its keys alone."""
-
-    def attend_views(
-        views: list[AttentionView], v: Tensor, scale: float, normalizer: Normalizer
-    ) -> Tensor:
-        (view,) = views
-        return attend_view(view.q.to(v.dtype), view.k.to(v.dtype), v, view.mask, scale)
-
-    return attend_views
-
-
+# Kernels of one view whose weights are the softmax over its keys alone.
+PLAIN_KERNELS = {
+    "single": single_attend,
+    "sdpa": causal_attend,
+    "blocks": blocks_attend,
+    "biased": biased_attend,
+}
 KERNELS = {
-    "single": _of_one_view(single_attend),
-    "sdpa": _of_one_view(causal_attend),
-    "blocks": _of_one_view(blocks_attend),
-    "biased": _of_one_view(biased_attend),
     "merged": merged_attend,
     "flex": flex_attend,
     "explicit": explicit_attend,
@@ -348,7 +339,7 @@ def attend(
         views: at most one view may allow each query-key pair.
         v: (B, G, S, D) values.
         scale: factor on q·k, applied before the bias.
-        kernel: one of KERNELS that supports the views; ``auto`` chooses by device, mask and bias.
+        kernel: one that supports the views; ``auto`` chooses by device, mask and bias.
         normalizer: weights of the logits of a query.
 
     Returns:
@@ -356,7 +347,11 @@ def attend(
     """
     if kernel == "auto":
         kernel = choose(views, v, normalizer, views[0].mask.device.type)
-    return KERNELS[kernel](views, v, scale, normalizer)
+    if kernel in KERNELS:
+        return KERNELS[kernel](views, v, scale, normalizer)
+    (view,) = views
+    q = view.q.to(v.dtype)
+    return PLAIN_KERNELS[kernel](q, view.k.to(v.dtype), v, view.mask, scale)
 
 
 def choose(
