@@ -129,7 +129,7 @@ class _Bias:
 
     def tile(self, start: int, stop: int, low: int, high: int) -> Tensor:
         """(B or 1, H, t, s); without sums a view of the table."""
-        origin = self.table.storage_offset() + self.origin(stop, low)
+        origin = int(self.table.storage_offset()) + self.origin(stop, low)
         bias = distance_tile(self.table, origin, stop - start, high - low)
         bias = bias.expand(-1, self.heads, -1, -1)
         if self.sums is None:
