@@ -17,8 +17,8 @@ from torch import Tensor
 
 from errors import InteropError
 from model import Transformer
+from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import Rope
-from model.position.schemes.rotations import LearnedRope
 
 ROUNDING = 2.0**-24  # largest relative error of one float32 operation
 # Rounded operations between b^x and the angle: power, division, scaling, ramp between two

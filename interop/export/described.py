@@ -15,8 +15,8 @@ from model.mixers import MIXERS
 from model.mixers.mixer import LayerKind
 from model.position import PositionalScheme, PositionSettings
 from model.position.schemes.absolute import NoPE
+from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import Rope
-from model.position.schemes.rotations import LearnedRope
 from model.position.temperature import (
     FixedTemperature,
     HeadTemperature,

@@ -7,8 +7,8 @@ from interop.huggingface.rope_config import REFERS_TO_LENGTH
 from model.position import PositionalScheme
 from model.position.remap import NoRemap
 from model.position.scaling import plain_frequencies
+from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import PRopeSettings, Rope
-from model.position.schemes.rotations import LearnedRope
 
 # our scaling method -> transformers' rope_type
 TYPES = {

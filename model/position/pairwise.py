@@ -1,14 +1,16 @@
-"""Utilities of schemes that act on query-key pairs: networks of pairs, sums along keys, and scores
-with a decay for each feature."""
+"""Utilities of schemes that act on query-key pairs: networks of pairs, sums along keys, distances,
+and scores with a decay for each feature."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.mask import QueryBlock, joined
+from model.attention.mask import AttentionMask, BiasForms, BiasFunction, QueryBlock, joined
+from model.position.interface import AttentionContext
 
 # `PositionalScheme.exempt` of schemes that compute weights per pair.
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
@@ -47,6 +49,47 @@ def pair_blocks(x: Tensor) -> list[slice]:
     return [slice(start, start + PAIRS_AT_ONCE) for start in starts]
 
 
+def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+    """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
+    (O, N)."""
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return TwoLayers.apply(x, inner, bias, outer)
+    return pair_product(outer, pair_product(inner, x, bias).relu())
+
+
+class TwoLayers(torch.autograd.Function):
+    """`two_layers` in blocks of pairs whose hidden features stay in a CPU cache; the backward pass
+    computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+        ctx.save_for_backward(x, inner, bias, outer)
+        out = x.new_empty(len(outer), x.shape[1])
+        for part in pair_blocks(x):
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            out[:, part] = pair_product(outer, hidden)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        saved = ctx.saved_tensors
+        x, inner, bias, outer = saved
+        of_x, of_inner, of_bias, of_outer = map(torch.zeros_like, saved)
+        for part in pair_blocks(x):
+            gradient = gradients[0][:, part]
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            of_outer += pair_product(gradient, hidden.T)
+            of_hidden = torch.ops.aten.threshold_backward(
+                pair_product(outer.T, gradient),
+                hidden,
+                0.0,
+            )
+            of_inner += pair_product(of_hidden, x[:, part].T)
+            of_bias += of_hidden.sum(1, keepdim=True)
+            of_x[:, part] = pair_product(inner.T, of_hidden)
+        return of_x, of_inner, of_bias, of_outer
+
+
 def sum_from(x: Tensor) -> Tensor:
     """(…, s) → the sum of each entry and all later ones. Within a document, keys are in temporal
     order, sinks before the window, so later keys are nearer to the query."""
@@ -57,6 +100,22 @@ def sum_after(x: Tensor) -> Tensor:
     """(…, s) → the sum of all later entries; 0 for the last. `sum_from(x) − x` would suffer from
     cancellation."""
     return sum_from(F.pad(x[..., 1:], (0, 1)))
+
+
+def mask_per_row(
+    context: AttentionContext,
+    make_flex: Callable[[], BiasFunction] | None = None,
+) -> AttentionMask:
+    """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in
+    positions only."""
+    rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
+    return context.mask(forms=BiasForms(make_flex=make_flex), by_row=rows > 1)
+
+
+def distances(block: QueryBlock, last: int) -> Tensor:
+    """(B, H, t, s) distances as indices, at most `last`; 0 for future keys, which are masked."""
+    d = block.distance.clamp(0, last)
+    return d.expand(*block.q.shape[:3], block.k.shape[2])
 
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head

@@ -126,7 +126,7 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
         ("auto", 3, 128),
     ):
         monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", queries)
-        monkeypatch.setattr("model.position.schemes.content_based.CHUNK", keys)
+        monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
         check(scheme, layout, reflected(scheme), window, kernel)
 
 

@@ -19,7 +19,7 @@ from model.attention.mask import (
     Normalizer,
 )
 from model.position import AttentionContext
-from model.position.schemes.biases import alibi_slopes
+from model.position.schemes.alibi import alibi_slopes
 from tests.files import table
 from tests.model import alone
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted

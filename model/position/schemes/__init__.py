@@ -1,1 +1,1 @@
-"""The positional schemes; `model.position` lists them."""
+"""One file per positional scheme; `model.position` lists them."""
