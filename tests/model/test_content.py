@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model import TokenPositions
+from model.attention.kernels import attention_details
+from model.attention.mask import SOFTMAX
 from model.position import PositionalScheme
 from tests.model.alone import (
     LAYOUTS,
@@ -19,6 +22,7 @@ from tests.model.alone import (
     S,
     attended,
     by_documents,
+    context_of,
     doubles,
     drawn,
     normal,
@@ -221,6 +225,41 @@ def test_grape_ap_sums_gates_between_key_and_query(layout, window, kernel, monke
         return logits + extra
 
     check(scheme, layout, logits_of, window, kernel)
+
+
+@torch.no_grad()
+def test_grape_matches_the_released_code():
+    """Biases of the last queries that the released modules computed in float32 for these
+    weights."""
+    scheme = scheme_of("grape_a", heads=2, groups=2, features=4)
+    scheme.rate.copy_(doubles([0.3, -1.0]))
+    scheme.direction.copy_(doubles([[1, 2, 0, -1], [0.5, 0, 1, 1]]))
+    q = ((torch.arange(24).double() * 7 % 11 - 5) / 2).view(1, 3, 2, 4).transpose(1, 2)
+    context = context_of(scheme, TokenPositions.plain(3), rows=1)
+    (view,) = scheme.plan(context).read(q, q)
+    bias = view.mask.bias(*view.mask.indices(0, 3, slice(0, 3)))
+    close(bias[0, :, 2, 0], doubles([-0.13396112620830536, -0.0014095293590798974]), atol=1e-8)
+    close(bias[0, :, 2, 1], doubles([-0.06698056310415268, -0.0007047646795399487]), atol=1e-8)
+    close(bias[0, :, 1, 0], doubles([-0.0594232939183712, -0.0017593612428754568]), atol=1e-8)
+
+    scheme = scheme_of("grape_ap", heads=2, groups=2, features=4, dim=16)
+    scheme.project.copy_(torch.eye(16))
+    x = ((torch.arange(64).double() * 5 % 13 - 6) / 3).view(1, 4, 16)
+    context = context_of(scheme, TokenPositions.plain(4), rows=1)
+    q = torch.zeros(1, 2, 4, 4).double()
+    plan = scheme.plan(context).bind(x, None)
+    details = attention_details(plan.read(q, q), q, 1.0, SOFTMAX, 0, 4, logits=True)
+    found = details.logits[0]
+    published = [
+        [-0.22765323519706726, -0.1482875645160675, -0.0917850136756897, 0.0],
+        [-0.011740526184439659, -0.009003846906125546, -0.005770361982285976, 0.0],
+    ]
+    close(found[:, 3], doubles(published), atol=1e-7)
+    published = [
+        [-0.11555634438991547, -0.06162264943122864, 0.0],
+        [-0.005860587116330862, -0.003828552085906267, 0.0],
+    ]
+    close(found[:, 2, :3], doubles(published), atol=1e-7)
 
 
 @pytest.mark.parametrize("case", ["fox", "path", "cope"])

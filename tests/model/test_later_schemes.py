@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-from model import ModelError, Transformer
+from model import ModelError, TokenPositions, Transformer
 from model.attention.mask import AttentionView, Normalizer
+from model.mixers.short_convolution import Canon
 from run_directory.training_settings import AdamWSettings, MuonSettings
 from tests.model.alone import at, bias_of, context_of, normal, put, scheme_of
 from tests.model.test_scaling import every_layout, spectrum
@@ -177,6 +178,17 @@ def test_exclusive_attention_drops_components_along_own_values(exclusive):
         close(mixed[b, t, h * D : (h + 1) * D], y - share[h] * part * own, atol=1e-12)
 
 
+@torch.no_grad()
+def test_canon_layer_matches_the_released_code():
+    """Outputs that apply_canon of the released code computed for these weights."""
+    layer = Canon("A", 2, 4).double()
+    layer.convolution.weight.copy_(torch.tensor([[0.1, -0.2, 0.3, 0.4], [1, 0, -1, 0.5]]).double())
+    x = torch.tensor([[1.0, 2], [-1, 0.5], [0, 3], [2, -2], [0.5, 1]]).double()[None]
+    expected = [[1.4, 3.0], [-1.1, -1.25], [-0.5, 4.0], [3.1, -4.0], [1.2, 4.0]]
+    context = context_of(scheme_of("none"), TokenPositions.plain(5), rows=1)
+    close(layer(x, context, None)[0], torch.tensor(expected).double(), atol=1e-6)
+
+
 def test_canon_layers_are_filters_without_weight_decay():
     """AdamW's and Muon's group of vectors; the initial weights are those of torch's Conv1d."""
     model = Transformer(settings_of({"name": "none"}, canon=("A", "B", "C", "D")), V, T)
@@ -236,6 +248,16 @@ def test_rope_pp_matches_the_released_code():
     (view,) = plan.read(q, plan.write(k))
     scores = (view.q[0, :, 3] * view.k[0, 0, 0]).sum(-1)
     assert scores.tolist() == pytest.approx([4.936083586139696, -1.6248801740675871], abs=1e-12)
+
+
+def test_clex_starts_as_ntk():
+    """W₂ = 0: frequencies of a base multiplied by (2t − 1)^(D / (D − 2)), in closed form."""
+    scheme = scheme_of("clex", features=8, max_factor=5)
+    found = scheme.frequencies(torch.device("cpu"), 5)
+    for t in range(1, 6):
+        base = 10_000.0 * (2 * t - 1) ** (8 / 6)
+        expected = torch.tensor([base ** (-k / 4) for k in range(4)]).double()
+        torch.testing.assert_close(found[t - 1], expected, rtol=3e-5, atol=0)
 
 
 @torch.no_grad()

@@ -2,12 +2,15 @@
 
 Layers of transformers, with all their options, are in tests/interop."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 
-from model import SCHEMES, ModelError, TokenPositions
+from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 from model.mixers.recurrence import LayerState
-from tests.model.zoo import MIXER_CASES, RECURRENT, D, H, build, ids
+from tests.model.zoo import CONFIGS, MIXER_CASES, RECURRENT, D, H, V, build, ids
 
 
 @pytest.mark.parametrize("case", [*(f"{name}-rope" for name in RECURRENT), "latent-rope"])
@@ -64,3 +67,12 @@ def test_every_scheme_works_with_a_mixer_or_is_refused(mixer, scheme):
         return
     assert mixer != "latent-rope" or scheme not in READ_FEATURES
     assert model(ids(1, 9)).isfinite().all()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@torch.no_grad()
+def test_configurations_build_and_run(path: Path):
+    changes = yaml.safe_load(path.read_text())["model"]
+    settings = ModelSettings.model_validate({"dim": 96, "heads": 3, "layers": 2, **changes})
+    model = Transformer(settings, V, 16).initialize(0)
+    assert model(ids(2, 9)).isfinite().all()

@@ -102,11 +102,10 @@ def test_initial_decays_are_those_of_mamba2(case):
     assert not gla.decay_bias.any()
 
 
-@pytest.mark.parametrize("name", ["retnet", "gla"])
+@pytest.mark.parametrize("name", ["retnet", "gla", "deltanet"])
 @torch.no_grad()
 def test_layers_equal_their_papers(name):
-    """Token by token: the decay, the state, then the norm of each head, then the gate. Layers with
-    the delta rule are compared with those of transformers in tests/interop."""
+    """Token by token: the decay, β, the state, then the norm of each head, then the gate."""
     model = build(f"{name}-none", layers=1)
     layer = model.layers[0].mixer
     scheme = model.position["all"]
@@ -117,26 +116,37 @@ def test_layers_equal_their_papers(name):
 
     q, k, v = (x @ weight.weight.T for weight in (layer.wq, layer.wk, layer.wv))
     decay = torch.ones(2, tokens, H, 1).double()
+    beta = torch.ones(2, tokens, H).double()
     if name == "retnet":
         decay = decay * doubles([1 - 2.0 ** (-5 - h) for h in range(H)])[:, None]
     if name == "gla":
         first, second = (part.weight for part in layer.w_decay)
         gates = (x @ first.T @ second.T + layer.decay_bias).sigmoid()
         decay = (gates ** (1 / 16)).unflatten(-1, (H, D))
+    if name == "deltanet":
+        series = F.pad(torch.cat([q, k, v], dim=-1).mT, (3, 0))
+        taps = layer.convolution.weight[:, None]
+        mixed = F.silu(F.conv1d(series, taps, groups=len(taps))).mT
+        q, k, v = mixed.split([G * D, G * D, mixed.shape[-1] - 2 * G * D], dim=-1)
+        beta = (x @ layer.w_beta.weight.T).sigmoid()
     q, k = (each.unflatten(-1, (G, D)).repeat_interleave(H // G, dim=2) for each in (q, k))
+    if name == "deltanet":
+        q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
     v = v.unflatten(-1, (H, -1))
     state = torch.zeros(2, H, D, v.shape[-1]).double()
     outputs = []
     for t in range(tokens):
         state = state * decay[:, t, :, :, None]
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        old = torch.einsum("bhk,bhkv->bhv", k[:, t], state) if name == "deltanet" else 0
+        state = state + torch.einsum("bh,bhk,bhv->bhkv", beta[:, t], k[:, t], v[:, t] - old)
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state) / math.sqrt(D))
     out = torch.stack(outputs, dim=1)
     out = out / (out.square().mean(-1, keepdim=True) + layer.norm_eps).sqrt() * layer.output_norm
     out = out.flatten(2)
-    gates = x
-    parts = layer.w_gate if isinstance(layer.w_gate, torch.nn.Sequential) else [layer.w_gate]
-    for part in parts:
-        gates = gates @ part.weight.T
-    out = out * F.silu(gates)
+    if name != "deltanet":
+        gates = x
+        parts = layer.w_gate if isinstance(layer.w_gate, torch.nn.Sequential) else [layer.w_gate]
+        for part in parts:
+            gates = gates @ part.weight.T
+        out = out * F.silu(gates)
     close(found, out @ layer.wo.weight.T, atol=1e-10)

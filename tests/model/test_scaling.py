@@ -71,6 +71,16 @@ def test_scaled_frequencies_and_amplitudes(name, keys, sizes):
         assert scheme.depends_on_length == (name in ("dynamic", "longrope"))
 
 
+EXPECTED = table("model/expected_frequencies.yaml")
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_frequencies_of_the_tests_of_transformers(kind):
+    scaling, length, expected = EXPECTED[kind]
+    found = spectrum(128, 2048, at=length, scaling=scaling).tolist()
+    assert found == pytest.approx(expected, rel=5.1e-5, abs=0)
+
+
 @every_layout
 def test_rotations_against_huggingface(layout):
     t = 7

@@ -214,6 +214,28 @@ def test_dape_v2_convolves_along_the_visible_keys(layout, window):
     close_for_tokens(attended(scheme, positions, q, k, v), expected, positions)
 
 
+@torch.no_grad()
+def test_dape_v2_matches_the_released_code():
+    """Logits that Alibi_DAPEV2 computed for these weights and scores; its last query differs."""
+    scheme = scheme_of("dape", heads=2, groups=2, features=2, base="alibi", width=2, kernel=3)
+    n = torch.arange(24.0).double()
+    scheme.weight1.copy_(((n % 7 - 3) / 10).view(2, 12))
+    scheme.bias1.copy_(torch.tensor([0.1, -0.2], dtype=torch.float64))
+    scheme.weight2.copy_(((n[:12] % 5 - 2) / 5).view(2, 6))
+    scores = ((torch.arange(32).double() * 5 % 11 - 5) / 4).view(1, 2, 4, 4)
+    distance = (torch.arange(4)[:, None] - torch.arange(4)).clamp(min=0).double()
+    bias = -torch.tensor([2**-4, 2**-8])[:, None, None].double() * distance
+    causal = torch.ones(4, 4).tril().bool()[None, None]
+    found = scores + bias + scheme._along_keys(scores, bias[None].expand_as(scores), causal)
+    published = [
+        [[-1.3107], [1.06500625, -0.4224632812], [0.366246875, -1.1934765625, 0.0492953125]],
+        [[-0.4022], [-1.1433898438, 0.42820625], [1.26675625, -0.1755710937, 0.9479265625]],
+    ]
+    for head, query in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        row = found[0, head, query, : query + 1].tolist()
+        assert row == pytest.approx(published[head][query], abs=1e-9)
+
+
 CASES = {
     "cope": {"positions": 4},
     "shaw": {"clip": 3, "values": True},
