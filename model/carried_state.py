@@ -8,7 +8,7 @@ from torch import Tensor
 
 from errors import ModelError
 from model.mixers import MIXERS
-from model.mixers.layer_state import LayerState
+from model.mixers.recurrence import LayerState
 from model.model_settings import ModelSettings
 from model.position import Accumulate
 from model.token_positions import TokenPositions

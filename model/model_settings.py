@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -289,24 +289,9 @@ class ModelSettings(StrictSettings):
         return {name: self._resolved(kind) for name, kind in self.kinds.items()}
 
     def _resolved(self, own: LayerKindSettings | None) -> LayerKind:
-        head_dim = self._value("head_dim", own)
-        return LayerKind(
-            mixer=self._value("mixer", own),
-            position=self._value("position", own),
-            gate=self._value("gate", own),
-            norm_placement=self._value("norm_placement", own),
-            heads=self._value("heads", own),
-            kv_heads=self._value("kv_heads", own),
-            head_dim=head_dim,
-            attention_scale=self._attention_scale(head_dim),
-            dim=self.dim,
-            norm_eps=self.norm_eps,
-            qk_norm=self.qk_norm,
-            value_norm=self.value_norm,
-            attention_bias=self.attention_bias,
-            canon=self.canon,
-            canon_width=self.canon_width,
-        )
+        names = {field.name for field in fields(LayerKind)} - {"attention_scale"}
+        values = {name: self._value(name, own) for name in names}
+        return LayerKind(**values, attention_scale=self._attention_scale(values["head_dim"]))
 
     def _value(self, key: str, own: LayerKindSettings | None) -> Any:
         """A setting of a kind, or that of the model."""

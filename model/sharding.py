@@ -220,7 +220,7 @@ class ShardedWindow:
         if not self.streamed and isinstance(cache, GatheredKeys):
             return self._overlapped(block, list(chunks), cache, hook)
         parts = []
-        for part, step in chunks:
+        for cache.turn, (part, step) in enumerate(chunks):
             out = block.chunk(part, step, cache, hook)
             parts.append(part.copy_(out) if self.streamed and out.shape == part.shape else out)
         is_updated = self.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
@@ -231,80 +231,82 @@ class ShardedWindow:
     ) -> Tensor:
         """`run` where all gathers start before the first attention, in the same order on all ranks,
         so that those of later chunks overlap with it."""
-        inputs = [block.mixer_input(part, step, cache) for part, step in chunks]
-        projected = []
-        for own, (_, step) in zip(inputs, chunks, strict=True):
-            projected.append(block.mixer.project(own, step, cache))
-            cache.start(projected[-1].k, projected[-1].v)
+        started = []
+        for cache.turn, (part, step) in enumerate(chunks):
+            own = block.mixer_input(part, step, cache)
+            projected = block.mixer.project(own, step, cache)
+            started.append((own, projected, cache.start(projected.k, projected.v)))
         outputs = []
-        for own, (part, step), each in zip(inputs, chunks, projected, strict=True):
-            mixed = block.mixer.attend(own, step, each, *cache.finish(), hook)
+        for cache.turn, (part, step) in enumerate(chunks):
+            own, projected, gathers = started[cache.turn]
+            mixed = block.mixer.attend(own, step, projected, *cache.finish(*gathers), hook)
             outputs.append(block.finish(part, step, mixed, cache))
         return torch.cat(outputs, dim=1)
 
 
 class GatheredLayer:
     """The cache of one layer in the passes of a rank's chunks, filled with the chunks of all
-    ranks."""
+    ranks.
+
+    Attributes:
+        turn: of the pass, set by `ShardedWindow.run`.
+    """
 
     def __init__(self, window: ShardedWindow):
         self.window = window
         self.shard = window.shard
+        self.turn = 0
         self._inputs: dict[str, Tensor] = {}  # the last inputs of earlier passes
-        self._inputs_turn: dict[str, int] = {}
 
     def extend(self, x: Tensor, count: int, name: str = "inputs") -> Tensor:
         """See `CachedTail.extend`."""
-        turn = self._inputs_turn.get(name, 0)
-        self._inputs_turn[name] = turn + 1
         own = x[:, max(0, x.shape[1] - count) :]
         own = F.pad(own, (0, 0, count - own.shape[1], 0))
-        tails = self._wait(self._start(own, turn), turn)
+        tails = self._wait(self._start(own))
         last = self._inputs.get(name)
         if last is None:
             last = torch.zeros_like(tails[0])
         before = [last]
-        for tail, length in zip(tails, self._lengths(turn), strict=True):
+        for tail, length in zip(tails, self._lengths(), strict=True):
             new = min(count, length)
             whole = torch.cat([last, tail[:, count - new :]], dim=1)
             last = whole[:, new:]
             before.append(last)
         self._inputs[name] = last
         # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
-        place = self.shard.chunks[turn] % self.shard.size
-        return torch.cat([torch.stack(before)[place], x], dim=1)
+        return torch.cat([torch.stack(before)[self.chunk % self.shard.size], x], dim=1)
 
-    def _start(self, x: Tensor, turn: int, dim: int | None = None) -> Tensor:
-        """Start to gather a tensor of pass `turn`, whose dimension `dim` is that of the tokens of a
+    @property
+    def chunk(self) -> int:
+        """The index of this rank's chunk in this pass."""
+        return self.shard.chunks[self.turn]
+
+    def _start(self, x: Tensor, dim: int | None = None) -> Tensor:
+        """Start to gather a tensor of this pass, whose dimension `dim` is that of the tokens of a
         chunk; `_wait` waits for the result."""
         if dim is not None:
-            padding = max(self._lengths(turn)) - x.shape[dim]  # gathered tensors have equal sizes
+            padding = max(self._lengths()) - x.shape[dim]  # gathered tensors have equal sizes
             if padding:
                 x = F.pad(x, (0, 0, 0, padding))
         return self.shard.gather(x)
 
-    def _wait(
-        self,
-        started: Tensor,
-        turn: int,
-        dim: int | None = None,
-    ) -> list[Tensor]:
+    def _wait(self, started: Tensor, dim: int | None = None) -> list[Tensor]:
         """The chunks of all ranks in the order of the sequence; see `_start`."""
         chunks = self.shard.gathered(started)
-        if turn % 2:
+        if self.turn % 2:
             chunks.reverse()
         if dim is not None:
-            for n, length in enumerate(self._lengths(turn)):
+            for n, length in enumerate(self._lengths()):
                 chunks[n] = chunks[n].narrow(dim, 0, length)
         return chunks
 
-    def _bounds(self, turn: int) -> TokenRanges:
-        """The bounds of the chunks of all ranks in pass `turn`, in the order of the sequence."""
+    def _bounds(self) -> TokenRanges:
+        """The bounds of the chunks of all ranks in this pass, in the order of the sequence."""
         size = self.shard.size
-        return [self.window.bounds(turn * size + n) for n in range(size)]
+        return [self.window.bounds(self.turn * size + n) for n in range(size)]
 
-    def _lengths(self, turn: int) -> list[int]:
-        return [stop - start for start, stop in self._bounds(turn)]
+    def _lengths(self) -> list[int]:
+        return [stop - start for start, stop in self._bounds()]
 
 
 class GatheredKeys(GatheredLayer):
@@ -314,42 +316,32 @@ class GatheredKeys(GatheredLayer):
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window)
         self.settings = settings
-        self._finished = 0  # passes
-        self._started: list[tuple[Tensor, Tensor]] = []  # keys and values of passes
         # those visible in later passes
         self._kept_k: Parts = []
         self._kept_v: Parts = []
         self._extras: Tensor | None = None
-        self._extra_passes = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values (B, G, T, ·); returns those visible to this rank's chunk (B, G, S,
         ·)."""
-        self.start(k, v)
-        return self.finish()
+        return self.finish(*self.start(k, v))
 
-    def start(self, k: Tensor, v: Tensor) -> None:
-        """Start to gather keys and values (B, G, T, ·) of the next pass."""
-        turn = self._finished + len(self._started)
-        self._started.append((self._start(k, turn, 2), self._start(v, turn, 2)))
+    def start(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Start to gather keys and values (B, G, T, ·); `finish` waits for them."""
+        return self._start(k, 2), self._start(v, 2)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
-        started_k, started_v = self._started.pop(0)
-        k = self._visible(self._kept_k, started_k)
-        v = self._visible(self._kept_v, started_v)
-        self._finished += 1
-        return k, v
+    def finish(self, started_k: Tensor, started_v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `append`; passes finish in order."""
+        return self._visible(self._kept_k, started_k), self._visible(self._kept_v, started_v)
 
     def _visible(self, parts: Parts, started: Tensor) -> Tensor:
         """Add what `start` has gathered to the parts; returns the tokens visible to this rank's
         chunk."""
-        turn = self._finished
-        starts = [start for start, _ in self._bounds(turn)]
-        parts += zip(starts, self._wait(started, turn, 2), strict=True)
+        starts = [start for start, _ in self._bounds()]
+        parts += zip(starts, self._wait(started, 2), strict=True)
         if self.window.streamed and not self.window.is_local(self.settings):
             parts[:] = [(0, self._stored(parts))]
-        chunks = self.shard.chunks[turn:]
+        chunks = self.shard.chunks[self.turn :]
         visible, *later = [self.window.visible(chunk, self.settings) for chunk in chunks]
         keys = _within(parts, visible)
         parts[:] = [part for part in parts if any(_within([part], ranges) for ranges in later)]
@@ -376,14 +368,11 @@ class GatheredKeys(GatheredLayer):
         Extras are accumulated on each rank from the features of all earlier tokens, as in one
         process.
         """
-        turn = self._extra_passes
-        self._extra_passes += 1
-        chunks = self._wait(self._start(features, turn, 1), turn, 1)
-        index = self.shard.chunks[turn]
-        bounds = self._bounds(turn)
-        if self._extra_passes == self.shard.chunks_per_rank:
+        chunks = self._wait(self._start(features, 1), 1)
+        if self.turn == self.shard.chunks_per_rank - 1:
             # Earlier passes need all chunks, from which later passes continue.
-            chunks = chunks[: index + 1 - turn * self.shard.size]
+            chunks = chunks[: self.chunk % self.shard.size + 1]
+        bounds = self._bounds()
         start, _ = bounds[0]
         _, stop = bounds[len(chunks) - 1]
         positions = self.window.positions.part(start, stop)
@@ -391,7 +380,7 @@ class GatheredKeys(GatheredLayer):
         if self._extras is not None:
             whole = torch.cat([self._extras, whole], dim=1)
         self._extras = whole
-        return cut(whole, self.window.visible(index, self.settings))
+        return cut(whole, self.window.visible(self.chunk, self.settings))
 
 
 def cut(x: Tensor, ranges: TokenRanges) -> Tensor:

@@ -92,12 +92,12 @@ class Transformer(nn.Module):
         self.original_length = original_length or train_length
         self.embed = nn.Embedding(vocab_size, s.dim)
         self.kinds = s.resolved_kinds
-        # For each layer the name of its scheme instance, one per kind or per layer, and its kind.
-        self.layer_schemes = []
-        for i, kind in enumerate(s.layer_kinds):
-            per_layer = self.kinds[kind].position.per_layer
-            self.layer_schemes.append((f"{kind}-{i}" if per_layer else kind, kind))
-        self._kind_of = dict(self.layer_schemes)
+        # The name of each layer's scheme instance, one per kind or per layer, and their kinds.
+        self.layer_schemes = [
+            f"{kind}-{i}" if self.kinds[kind].position.per_layer else kind
+            for i, kind in enumerate(s.layer_kinds)
+        ]
+        self.kind_of = dict(zip(self.layer_schemes, s.layer_kinds, strict=True))
         self.position = self._make_schemes(s)
         blocks = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
         self.layers = cast(list[Block], blocks)
@@ -109,7 +109,7 @@ class Transformer(nn.Module):
         """New scheme instances, by layer kind or by kind and layer, in an `nn.ModuleDict`."""
         kinds = s.resolved_kinds
         made = nn.ModuleDict()
-        for name, kind_name in self._kind_of.items():
+        for name, kind_name in self.kind_of.items():
             kind = kinds[kind_name]
             geometry = kind.geometry(self.train_length, self.original_length)
             MIXERS[kind.mixer.name][1].check(s.position_key(kind_name), kind, geometry)
@@ -395,10 +395,8 @@ class Transformer(nn.Module):
         else:
             layer_caches = cache.layers
         for i, block in enumerate(self.layers):
-            name, _ = self.layer_schemes[i]
-            layer_cache = layer_caches[i]
             hook = None if hooks is None else hooks[i]
-            x = block(x, passes_of(name, i == last), layer_cache, hook)
+            x = block(x, passes_of(self.layer_schemes[i], i == last), layer_caches[i], hook)
         return self.norm(x[:, x.shape[1] - keep :])
 
     def _stream(
@@ -473,7 +471,7 @@ class Transformer(nn.Module):
         is_isolated = self.training and any(block.is_isolated for block in self.layers)
         block_masks: dict[str, dict] = {kind: {} for kind in self.kinds}
         for name in names or self.position:
-            kind = self._kind_of[name]
+            kind = self.kind_of[name]
             scheme = self.position[name]
             context = AttentionContext(
                 new=chunk.positions,
@@ -539,7 +537,7 @@ class Transformer(nn.Module):
         layers = zip(self.layers, self.layer_schemes, strict=True)
         keys = sum(
             block.mixer.cached_numbers(tokens, self.position[name].key_features)
-            for block, (name, _) in layers
+            for block, name in layers
         )
         canons = [layer for block in self.layers for layer in block.canons.values()]
         return keys + sum(layer.cached_numbers for layer in canons)

@@ -31,7 +31,7 @@ FUNCTIONAL = "torch.distributed._functional_collectives"
 LISTED = [
     ("model/attention/flex.py", "torch._dynamo.config.recompile_limit",
      "torch.compile has an option for it since torch 2.13 only"),
-    ("model/attention/sdpa.py", f"{KERNEL}_flash_attention_for_cpu", LOG_SUM_EXP),
+    ("model/attention/kernels.py", f"{KERNEL}_flash_attention_for_cpu", LOG_SUM_EXP),
     (SHARDING, f"{FUNCTIONAL}.all_reduce", COLLECTIVES),
     (SHARDING, f"{FUNCTIONAL}.all_to_all_single", COLLECTIVES),
     (SHARDING, f"{FUNCTIONAL}.wait_tensor", COLLECTIVES),

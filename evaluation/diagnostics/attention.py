@@ -22,7 +22,7 @@ from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import spread
 from evaluation.scoring.windows import fixed_plan
 from model import TokenPositions, Transformer
-from model.attention.explicit import AttentionDetails, attention_details
+from model.attention.kernels import AttentionDetails, attention_details
 from model.attention.mask import AttentionView, Normalizer
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries

@@ -60,8 +60,8 @@ def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
     """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a
     window, of the tokens that a pass sees, twice: as received and joined."""
     most = 0
-    for block, (name, kind) in zip(model.layers, model.layer_schemes, strict=True):
-        scheme = model.kinds[kind].position
+    for block, name in zip(model.layers, model.layer_schemes, strict=True):
+        scheme = model.kinds[model.kind_of[name]].position
         if block.mixer.has_attention_weights:
             seen = length
             if scheme.window is not None:

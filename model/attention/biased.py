@@ -5,7 +5,7 @@ The bias of a pair is a function of its distance, the difference c_i − c_j of 
 or their sum. The forward pass is PyTorch's fused kernel by blocks of queries. The fused kernel has
 no gradient of its mask, so the backward pass recomputes the weights of one tile of queries and keys
 at a time from the log-sum-exp, as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), and reduces the
-gradient of the bias at once. The plain form is `model/attention/explicit.py`.
+gradient of the bias at once. The plain form is `explicit_attend`.
 
 torch.compile treats both passes as single operations, so the loops are not unrolled into its
 graphs.
@@ -84,6 +84,16 @@ def _(q, k, v, table, sums, scale):
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=mask_dtype(q))
 
 
+def distance_tile(table: Tensor, origin: int, queries: int, keys: int) -> Tensor:
+    """(1, H or 1, queries, keys), a view of the table, whose entry `origin` is that of the last
+    query and the first key: with reversed queries i', the entry of pair (i', j) is i' + j later."""
+    return table.as_strided(
+        (1, len(table), queries, keys),
+        (0, table.stride(0), 1, 1),
+        origin,
+    )
+
+
 class _Bias:
     """The bias of tiles: queries stop − 1, ..., start in reverse order, keys low, ..., high − 1.
 
@@ -114,17 +124,14 @@ class _Bias:
         return max(0, start + self.offset - self.farthest), stop + self.offset
 
     def origin(self, stop: int, low: int) -> int:
-        """The entry of the table for the last query and the first key of a tile. With reversed
-        queries i', that of pair (i', j) is i' + j entries later."""
+        """The entry of the table for the last query and the first key of a tile."""
         return self.queries - stop + low
 
     def tile(self, start: int, stop: int, low: int, high: int) -> Tensor:
         """(B or 1, H, t, s); without sums a view of the table."""
-        bias = self.table.as_strided(
-            (1, len(self.table), stop - start, high - low),
-            (0, self.table.stride(0), 1, 1),
-            self.table.storage_offset() + self.origin(stop, low),
-        ).expand(-1, self.heads, -1, -1)
+        origin = int(self.table.storage_offset()) + self.origin(stop, low)
+        bias = distance_tile(self.table, origin, stop - start, high - low)
+        bias = bias.expand(-1, self.heads, -1, -1)
         if self.sums is None:
             return bias
 

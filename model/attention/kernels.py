@@ -2,16 +2,16 @@
 
 `attend` chooses one of three kernels:
 
-- ``sdpa`` (`sdpa.py`): PyTorch's fused kernel for plain causal attention, and ``blocks``, the same
-  kernel with an additive mask by blocks of queries, and ``merged``, several views of them, on a
-  CPU without gradients;
+- ``sdpa``: PyTorch's fused kernel for plain causal attention, and ``blocks``, the same kernel with
+  an additive mask by blocks of queries, and ``merged``, several views of them, on a CPU without
+  gradients;
 - ``flex`` (`flex.py`): FlexAttention, on GPUs, for all other masks and biases with head_dim of at
   least 16 and more than one query;
-- ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
-  CPU, sink logits, entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
+- ``explicit``: blocks of queries with materialized scores, for other views on a CPU, sink logits,
+  entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
 
-or one of their faster forms: ``single`` (`explicit.py`; one query per row) and ``biased``
-(`biased.py`; gradients of learned biases by distance and differences of sums, on a CPU).
+or one of their faster forms: ``single`` (one query per row) and ``biased`` (`biased.py`; gradients
+of learned biases by distance and differences of sums, on a CPU).
 
 ``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
 with it.
@@ -19,35 +19,304 @@ with it.
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries, S keys.
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from model.attention.biased import biased_attend
-from model.attention.explicit import dense_attend, explicit_attend, single_attend
-from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
-from model.attention.mask import PRECISE, SOFTMAX, AttentionMask, AttentionView, Normalizer
-from model.attention.sdpa import blocks_attend, causal_attend, merged_attend
+from model.attention.biased import biased_attend, distance_tile
+from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend, merge_outputs
+from model.attention.mask import (
+    PRECISE,
+    QUERY_BLOCK,
+    SOFTMAX,
+    AttentionMask,
+    AttentionView,
+    Normalizer,
+    QueryBlock,
+    joined,
+    mask_dtype,
+    no_autocast,
+    repeated,
+)
+
+SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
 
 
-def _of_one_view(attend_view: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A kernel of one view whose weights are the softmax over its keys alone."""
+def by_block(
+    attend_block: Callable[[int, int], Tensor],
+    queries: int,
+    size: int,
+    recompute: bool,
+) -> Tensor:
+    """attend_block(start, stop) for blocks of `size` queries, concatenated: (B, H, T, D).
 
-    def attend_views(
-        views: list[AttentionView], v: Tensor, scale: float, normalizer: Normalizer
-    ) -> Tensor:
-        (view,) = views
-        return attend_view(view.q.to(v.dtype), view.k.to(v.dtype), v, view.mask, scale)
+    Args:
+        recompute: recompute blocks in the backward pass to keep memory linear in T; a single block
+            is kept.
+    """
+    recompute = recompute and queries > size and torch.is_grad_enabled()
+    outputs = []
+    # The block with the most keys first, so the allocator can reuse its memory.
+    for start in range((queries - 1) // size * size, -1, -size):
+        stop = min(start + size, queries)
+        if recompute:
+            out = checkpoint(
+                attend_block,
+                start,
+                stop,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        else:
+            out = attend_block(start, stop)
+        outputs.append(out)
+    return joined(outputs[::-1], 2)
 
-    return attend_views
+
+def query_block(rows: int, keys: int) -> int:
+    """Number of queries per block with materialized scores (rows = B·H, t, S = keys)."""
+    return min(QUERY_BLOCK, max(8, SCORES_AT_ONCE // (rows * keys)))
 
 
+def explicit_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """(B, H, T, D), with scores in float32 or float64."""
+    mask = views[0].mask
+
+    def block(start: int, stop: int) -> Tensor:
+        details = attention_details(views, v, scale, normalizer, start, stop)
+        return details.output.to(v.dtype)
+
+    size = query_block(mask.batch * mask.heads, mask.keys)
+    return by_block(block, mask.queries, size, recompute=True)
+
+
+def dense_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """`explicit_attend` with all scores at once."""
+    queries = views[0].mask.queries
+    details = attention_details(views, v, scale, normalizer, 0, queries, whole=True)
+    return details.output.to(v.dtype)
+
+
+@dataclass(frozen=True)
+class AttentionDetails:
+    """Logits, weights and outputs of a range of queries, in float32 or float64.
+
+    Attributes:
+        keys: index of the keys visible to any of the queries.
+        logits: (B, H, t, s) softmax input, −inf if masked; q·k·scale if the weights are not a
+            softmax. None unless requested.
+        weights: (B, H, t, s); a row sums to 1, or to less with a sink or if no key is visible.
+        output: (B, H, t, D).
+    """
+
+    keys: slice | Tensor
+    logits: Tensor | None
+    weights: Tensor
+    output: Tensor
+
+
+def attention_details(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+    start: int,
+    stop: int,
+    whole: bool = False,
+    logits: bool = False,
+) -> AttentionDetails:
+    """The explicit kernel's intermediate results for queries start, ..., stop − 1. See `attend`.
+
+    Args:
+        whole: include all keys of the pass, not only those visible to these queries.
+        logits: also return the logits.
+    """
+    mask = views[0].mask
+    first = views[0]
+    keys = slice(0, mask.keys) if whole else mask.keys_of(start, stop)
+    with no_autocast(v):
+        values = repeated(v[:, :, keys].to(mask_dtype(v)), mask.heads)
+        if first.weights_fn is not None:
+            block = QueryBlock(first, start, stop, keys, scale, normalizer, logits)
+            weights = first.weights_fn(block)
+            out = weights @ values
+            if first.extra_output is not None:
+                out = out + first.extra_output(block, weights)
+            kept = block.logits
+            if logits and kept is None:
+                kept = block.scores.masked_fill(~block.visible, -math.inf)
+            return AttentionDetails(keys, kept, weights, out)
+        total: Tensor | None = None
+        for view in views:
+            block = QueryBlock(view, start, stop, keys, scale, normalizer)
+            scores = block.scores + block.additive
+            # Views are disjoint: where one allows a pair, all others have −inf.
+            total = scores if total is None else torch.maximum(total, scores)
+        assert total is not None
+        weights = normalizer(total)
+        return AttentionDetails(keys, total if logits else None, weights, weights @ values)
+
+
+def single_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
+    """(B, H, 1, D) of the last query of each row."""
+    batch, heads = q.shape[:2]
+    groups = k.shape[1]
+    rows = batch * groups
+    is_masked = not mask.is_causal_only
+    bias = q.new_zeros(())
+    if is_masked:
+        keys = mask.keys_of(0, 1)
+        k = k[:, :, keys]
+        v = v[:, :, keys]
+        (bias,) = mask.by_query(keys, groups, mask_dtype(q))
+    q = q.reshape(rows, heads // groups, -1)  # (B·G, H / G, D)
+    k = k.reshape(rows, -1, k.shape[3]).transpose(1, 2)
+    v = v.reshape(rows, -1, v.shape[3])
+    if q.dtype in PRECISE:
+        scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)
+    else:  # in bfloat16 the bias would round distances above 256
+        scores = torch.bmm(q, k).float() * scale + bias
+    weights = scores.softmax(-1).to(v.dtype)
+    return torch.bmm(weights, v).view(batch, heads, 1, -1)
+
+
+def causal_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
+    """(B, H, T, D) of a mask that is causal only, for all T = S queries or the last one."""
+    is_wide = q.shape[-1] != v.shape[-1] and q.device.type == "cpu"
+    if is_wide and mask.queries > QUERY_BLOCK and not torch.is_grad_enabled():
+        # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S
+        # scores.
+        return blocks_attend(q, k, v, mask, scale)
+    # The last query attends to every key. In a compiled graph the comparison itself is a symbol.
+    is_causal = True if mask.queries > 1 else False  # noqa: SIM210
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=True,
+    )
+
+
+def blocks_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
+    """(B, H, T, D) by blocks of queries, each with only its visible keys."""
+
+    def by_distance(start: int, stop: int) -> Tensor:
+        low, high = mask.band_of(start, stop)
+        rows = q[:, :, start:stop].flip(2)
+        table = mask.by_distance().to(mask_dtype(q))
+        bias = distance_tile(table, mask.queries - stop + low, stop - start, high - low)
+        return _masked(rows, k[:, :, low:high], v[:, :, low:high], bias, scale).flip(2)
+
+    def by_pair(start: int, stop: int) -> Tensor:
+        keys = mask.keys_of(start, stop)
+        rows = q[:, :, start:stop]
+        visible_k = k[:, :, keys]
+        bias = mask.additive(start, stop, keys, mask_dtype(q))
+        bias = bias.expand(-1, -1, rows.shape[2], visible_k.shape[2])
+        return _masked(rows, visible_k, v[:, :, keys], bias, scale)
+
+    if mask.is_by_distance:
+        is_learned = mask.by_distance().requires_grad
+        return by_block(
+            by_distance,
+            mask.queries,
+            mask.distance_block,
+            recompute=is_learned,
+        )
+    size = query_block(mask.batch * mask.heads, mask.keys)
+    return by_block(by_pair, mask.queries, size, recompute=True)
+
+
+def merged_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    normalizer: Normalizer,
+) -> Tensor:
+    """(B, H, T, D) of a softmax over several views on a CPU, without gradients, merged by
+    log-sum-exp."""
+    mask = views[0].mask
+
+    def block(start: int, stop: int) -> Tensor:
+        keys = mask.keys_of(start, stop)
+        outputs = []
+        logs = []
+        for view in views:
+            q = view.q[:, :, start:stop].to(v.dtype)
+            bias = view.mask.additive(start, stop, keys, mask_dtype(v))
+            out, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q,
+                view.k[:, :, keys].to(v.dtype),
+                v[:, :, keys],
+                attn_mask=bias.expand(*q.shape[:3], -1),
+                scale=scale,
+            )
+            outputs.append(out)
+            # That of queries without a key in this view is undefined.
+            has_keys = (bias > -math.inf).any(-1)
+            logs.append(log.masked_fill(~has_keys, -math.inf)[..., None])
+        return merge_outputs(outputs, torch.stack(logs)).to(v.dtype)
+
+    return by_block(block, mask.queries, QUERY_BLOCK, recompute=False)
+
+
+def _masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+) -> Tensor:
+    # Autocast would round the mask and copy the strided view. q, k and v have the dtype of v.
+    with no_autocast(q):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+# Kernels of one view whose weights are the softmax over its keys alone.
+PLAIN_KERNELS = {
+    "single": single_attend,
+    "sdpa": causal_attend,
+    "blocks": blocks_attend,
+    "biased": biased_attend,
+}
 KERNELS = {
-    "single": _of_one_view(single_attend),
-    "sdpa": _of_one_view(causal_attend),
-    "blocks": _of_one_view(blocks_attend),
-    "biased": _of_one_view(biased_attend),
     "merged": merged_attend,
     "flex": flex_attend,
     "explicit": explicit_attend,
@@ -70,7 +339,7 @@ def attend(
         views: at most one view may allow each query-key pair.
         v: (B, G, S, D) values.
         scale: factor on q·k, applied before the bias.
-        kernel: one of KERNELS that supports the views; ``auto`` chooses by device, mask and bias.
+        kernel: one that supports the views; ``auto`` chooses by device, mask and bias.
         normalizer: weights of the logits of a query.
 
     Returns:
@@ -78,7 +347,11 @@ def attend(
     """
     if kernel == "auto":
         kernel = choose(views, v, normalizer, views[0].mask.device.type)
-    return KERNELS[kernel](views, v, scale, normalizer)
+    if kernel in KERNELS:
+        return KERNELS[kernel](views, v, scale, normalizer)
+    (view,) = views
+    q = view.q.to(v.dtype)
+    return PLAIN_KERNELS[kernel](q, view.k.to(v.dtype), v, view.mask, scale)
 
 
 def choose(
@@ -115,7 +388,7 @@ def choose(
         return "flex" if stores_scores and has_flex else "sdpa"
     if has_flex:
         return "flex"
-    if not is_one_view:
+    if not is_one_view or device == "cuda":
         is_fused = is_cpu and normalizer.is_softmax and not torch.is_grad_enabled()
         return "merged" if is_fused and first.k.shape[-1] == v.shape[-1] else "explicit"
     return "biased" if is_cpu and mask.has_biased_kernel else "blocks"

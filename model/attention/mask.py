@@ -1,9 +1,9 @@
 """Attention masks: which queries attend to which keys in a pass, the bias of each pair, and how
 logits become weights.
 
-`visibility_mask` is the causal, document and window mask of every scheme. Mask and bias functions
-are elementwise over indices. This module evaluates them for blocks of queries and keys;
-`model/attention/kernels.py` computes attention with them.
+`AttentionContext.mask` creates them, with the causal, document and window mask of every scheme.
+Mask and bias functions are elementwise over indices. This module evaluates them for blocks of
+queries and keys; `model/attention/kernels.py` computes attention with them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from model.token_positions import TokenPositions
 
 
 @dataclass(frozen=True)
@@ -123,46 +121,6 @@ def by_head(x: Tensor, heads: int) -> Tensor:
 def joined(parts: list[Tensor], dim: int) -> Tensor:
     """The parts concatenated along `dim`; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def visibility_mask(
-    queries: TokenPositions,
-    keys: TokenPositions,
-    batch: int,
-    window: int | None,
-    sinks: int,
-) -> MaskFunction:
-    """Mask function: causal, within the document and within the window.
-
-    The mask is defined by order and document, not by tensor index. In plain layout the two are
-    equivalent: order increases by one along the keys (after the sinks), so it differs from the
-    index by a constant.
-
-    Args:
-        queries, keys: the last tokens of `keys` are the queries.
-        window: number of most recent keys that a query attends to, its own included; None: all.
-        sinks: number of tokens at the start of each document that stay visible outside the window.
-    """
-    is_plain = queries.layout == "plain"
-    # A difference of symbolic sizes, even if it is 0, is an input of the mask, which torch < 2.13
-    # cannot compile in FlexAttention.
-    offset = 0 if queries is keys else keys.count - queries.count
-    q_order = queries.order.expand(batch, -1)
-    k_order = keys.order.expand(batch, -1)
-    q_document = queries.document.expand(batch, -1)
-    k_document = keys.document.expand(batch, -1)
-
-    def visible(b, h, i, j):
-        back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
-        seen = back >= 0
-        if not is_plain:
-            seen = seen & (q_document[b, i] == k_document[b, j])
-        if window is not None:
-            near = back < window
-            seen = seen & (near | (k_order[b, j] < sinks) if sinks else near)
-        return seen
-
-    return visible
 
 
 @dataclass(frozen=True)
@@ -323,7 +281,7 @@ class AttentionMask:
         return self.bias if make is None else self._once("flex_bias", make)
 
     def learned_table(self) -> Tensor | None:
-        """(H, N) bias by distance whose gradient `model/attention/table_gradient.py` computes;
+        """(H, N) bias by distance whose gradient `table_gradient` computes;
         None: there is none, or distances do not follow from indices."""
         if self.forms.make_table is None or not self.unit_steps or self.sinks:
             return None

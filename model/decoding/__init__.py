@@ -15,7 +15,8 @@ from torch import Tensor
 from model.cache import Cache
 from model.decoding.packed import PackedModel, pack
 from model.decoding.planned import PlannedDecoder
-from model.decoding.static import StaticDecoder
+from model.decoding.static import LEAST_PASSES, StaticDecoder
+from model.position import AttentionPlan
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 
@@ -36,20 +37,23 @@ def make_decoder(
         positions: of the tokens of all passes; `position_end` is that of the last.
         static: use a static cache where passes are the same operations; None: on a GPU.
     """
-    weight = model.embed.weight
-    autocast = torch.is_autocast_enabled(weight.device.type)
-    if autocast or not positions.count or not PackedModel.supports(model):
+    device = model.embed.weight.device.type
+    # of FSDP2; shards outside the blocks stay whole between passes
+    is_sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
+    if torch.is_autocast_enabled(device) or not positions.count or is_sharded:
         return GrowingDecoder(model, cache, positions)
     packed = PackedModel(model)
     first = positions.part(0, 1)
     passes = model.passes(cache.batch, model.prepare(first), dict.fromkeys(model.kinds, first))
     plans = {name: each.plan for name, each in passes.items()}
-    if static is None:
-        static = weight.device.type == "cuda"
-        if PlannedDecoder.supports(packed, positions, plans):
-            return PlannedDecoder(packed, cache, positions)
-    if static and StaticDecoder.supports(plans, positions):
-        return StaticDecoder(packed, cache, positions, plans)
+    fixed = {name: plan for name, plan in plans.items() if isinstance(plan, AttentionPlan)}
+    if len(fixed) < len(plans):  # a scheme caches more than keys
+        return GrowingDecoder(model, cache, positions, packed)
+    if static is None and PlannedDecoder.supports(packed, positions, fixed):
+        return PlannedDecoder(packed, cache, positions)
+    is_static = device == "cuda" if static is None else static
+    if is_static and positions.count >= LEAST_PASSES:
+        return StaticDecoder(packed, cache, positions, fixed)
     return GrowingDecoder(model, cache, positions, packed)
 
 

@@ -10,6 +10,7 @@ The plain form is `model/block.py`.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,6 +140,11 @@ def _packed(norm: Norm) -> Norm:
     return PackedNorm(norm) if isinstance(norm, nn.RMSNorm) else norm
 
 
+# Maps queries (B, H, D), keys and values (B, G, D) of new tokens and the normalized layer input
+# (B, C) to the heads' outputs (B, H·D).
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
 class PackedBlock:
     """A block with softmax attention in passes of one token per row. It uses the block's weights
     where `store_joined` has stored them, else copies."""
@@ -164,20 +170,31 @@ class PackedBlock:
         self.has_norms = has_norms or not isinstance(attention.v_norm, nn.Identity)
         self.gate = JoinedLinear(gates[0]) if gates else None
 
-    def __call__(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: LayerCache,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
         """x (B, C) → (B, C), in place; see `Block.forward`."""
-        normed = self.input_norms[0](x)
-        return self._finish(x, normed, self._attend(normed, step, layer_cache))
+        attention = self.attention
 
-    def step(self, x: Tensor, layer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """x (B, C) → (B, C), in place, with attention of a `PreparedLayer`."""
+        def attend(q: Tensor, k: Tensor, v: Tensor, normed: Tensor) -> Tensor:
+            inputs = normed.unsqueeze(1)
+            plan = step.plan.bind(inputs, layer_cache)
+            q, k, v = (part.unsqueeze(2) for part in (q, k, v))
+            k = attention.shifted(k, step, layer_cache)
+            keys, values = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
+            views = attention.views(plan, q, keys, step, inputs)
+            return attention.excluding(attention.weighted(views, values), v).reshape(len(x), -1)
+
+        return self.step(x, attend)
+
+    def step(self, x: Tensor, attend: Attend) -> Tensor:
+        """x (B, C) → (B, C), in place."""
         normed = self.input_norms[0](x)
-        return self._finish(x, normed, layer(*self._projected(normed), normed))
+        mixed = attend(*self._projected(normed), normed)
+        if self.gate is not None:
+            mixed = self.attention.gated(mixed, self.gate(normed))
+        x = self._added(x, self.out, mixed, self.output_norms[0])
+        gate, up = self.gate_up(self.input_norms[1](x)).chunk(2, dim=1)
+        hidden = self.activation(gate).mul_(up)
+        return self.scaled(self._added(x, self.down, hidden, self.output_norms[1]))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, D), keys and values (B, G, D) of the normalized input x (B, C)."""
@@ -192,55 +209,16 @@ class PackedBlock:
         k = attention.normalized(attention.k_norm, k).squeeze(2)
         return q, k, attention.v_norm(attention.split(v)).squeeze(2)
 
-    def _finish(self, x: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
-        """The output for the input x (B, C), with its norm, and the heads' outputs (B, H·D)."""
-        if self.gate is not None:
-            mixed = self.attention.gated(mixed, self.gate(normed))
+    def _added(self, x: Tensor, linear: JoinedLinear, update: Tensor, norm: Norm) -> Tensor:
+        """The residual stream x (B, C) with the projection of an update (B, ·)."""
         if self.norms_outputs:
-            update = self.output_norms[0](self.out(mixed))
-            x = x + update * self.multiplier
-            hidden = self._mlp(self.input_norms[1](x))
-            update = self.output_norms[1](self.down(hidden))
-            return self.scaled(x + update * self.multiplier)
-        x = self.out.add_to(x, mixed, self.multiplier)
-        hidden = self._mlp(self.input_norms[1](x))
-        return self.scaled(self.down.add_to(x, hidden, self.multiplier))
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=1)
-        return self.activation(gate).mul_(up)
-
-    def _attend(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: LayerCache,
-    ) -> Tensor:
-        """x (B, C) → the heads' outputs (B, H·D)."""
-        attention = self.attention
-        inputs = x.unsqueeze(1)
-        plan = step.plan.bind(inputs, layer_cache)
-        q, k, v = (part.unsqueeze(2) for part in self._projected(x))
-        k = attention.shifted(k, step, layer_cache)
-        keys, values = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
-        views = attention.views(plan, q, keys, step, inputs)
-        return attention.excluding(attention.weighted(views, values), v).reshape(len(x), -1)
+            return x + norm(linear(update)) * self.multiplier
+        return linear.add_to(x, update, self.multiplier)
 
 
-class PlainBlock:
-    """A block without a packed form in passes of one token per row."""
-
-    def __init__(self, block: Block):
-        self.block = block
-
-    def __call__(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: Any,
-    ) -> Tensor:
-        """x (B, C) → (B, C); see `Block.forward`."""
-        return self.block(x.unsqueeze(1), [step], layer_cache).squeeze(1)
+def plain_step(block: Block, x: Tensor, step: AttentionPass, layer_cache: Any) -> Tensor:
+    """`PackedBlock` of a block without a packed form."""
+    return block(x.unsqueeze(1), [step], layer_cache).squeeze(1)
 
 
 class PackedModel:
@@ -251,16 +229,10 @@ class PackedModel:
         self.blocks = [
             PackedBlock(block)
             if isinstance(block.mixer, Attention) and not block.canons
-            else PlainBlock(block)
+            else partial(plain_step, block)
             for block in model.layers
         ]
         self._norm = PackedNorm(model.norm)
-
-    @staticmethod
-    def supports(model: Transformer) -> bool:
-        """Whether the parameters are not shards (FSDP2)."""
-        # those outside the blocks stay whole between passes
-        return not any(hasattr(weight, "device_mesh") for weight in model.parameters())
 
     def step(self, chunk: TokenChunk, cache: Any, tokens: Tensor) -> Tensor:
         """(B, V) logits after the tokens (B,), whose keys are added to the cache."""
@@ -268,7 +240,7 @@ class PackedModel:
         x = model.embed_chunk(model.embed_tokens(tokens[:, None]), chunk).squeeze(1)
         passes = model.passes(len(x), chunk, cache.advance(chunk.positions))
         layers = zip(self.blocks, model.layer_schemes, cache.layers, strict=True)
-        for block, (name, _), layer_cache in layers:
+        for block, name, layer_cache in layers:
             x = block(x, passes[name], layer_cache)
         return self.logits(x)
 

@@ -9,13 +9,13 @@ is `PackedModel.step`.
 import torch
 from torch import Tensor
 
-from model.attention.explicit import query_block
+from model.attention.kernels import query_block
 from model.attention.mask import PRECISE
 from model.cache import Cache, LayerCache
 from model.decoding.packed import PackedBlock, PackedModel
 from model.mixers.mixer import AttentionPass
 from model.mixers.softmax import Attention
-from model.position import AttentionPlan, ContentPlan, PositionalScheme
+from model.position import AttentionPlan, PositionalScheme
 from model.token_positions import TokenPositions
 
 CHUNK = 32  # passes that are planned together
@@ -111,7 +111,7 @@ class PlannedDecoder:
     def supports(
         packed: PackedModel,
         positions: TokenPositions,
-        plans: dict[str, AttentionPlan | ContentPlan],
+        plans: dict[str, AttentionPlan],
     ) -> bool:
         """Whether all layers are attention to all earlier tokens of rows of equal length, under
         schemes that map queries and keys linearly, or act on distances alone."""
@@ -125,7 +125,7 @@ class PlannedDecoder:
             and all(isinstance(block, PackedBlock) for block in packed.blocks)
             and all(choice.window is None and choice.shifted_keys == 0 for choice in choices)
             and all(type(x).embed is PositionalScheme.embed for x in model.position.values())
-            and all(isinstance(plan, AttentionPlan) and plan.is_uniform for plan in plans.values())
+            and all(plan.is_uniform for plan in plans.values())
         )
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -152,6 +152,6 @@ class PlannedDecoder:
         layers = zip(self.blocks, self.cache.layers, model.layer_schemes, strict=True)
         self._layers = [
             PlannedLayer(block.attention, made[name], layer_cache)
-            for block, layer_cache, (name, _) in layers
+            for block, layer_cache, name in layers
         ]
         self._start = stop

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from model.cache import Cache, CacheIndex, LayerCache
 from model.decoding.packed import PackedModel
-from model.mixers.layer_state import LayerState
-from model.position import AttentionPlan, ContentPlan
+from model.mixers.recurrence import LayerState
+from model.position import AttentionPlan
 from model.token_positions import TokenPositions
 from model.transformer import TokenChunk, Transformer
 
@@ -54,8 +54,8 @@ class StaticIndex:
     ):
         stored = source.positions
         assert stored is not None
-        filled = stored.order.shape[1]
-        device = stored.order.device
+        filled = stored.count
+        device = stored.device
         at = torch.arange(rounded(passes), device=device).clamp(max=passes - 1)
         if window is not None:
             sinks = source.sinks
@@ -106,7 +106,6 @@ class StaticCache:
     """A cache with slots for `passes` more tokens, which takes over the keys of `source`.
 
     Args:
-        kinds: the kind of each layer.
         windows: by layer kind, how many tokens back a query attends to; None: all.
         end: `position_end` of all passes.
 
@@ -116,8 +115,8 @@ class StaticCache:
 
     def __init__(
         self,
+        model: Transformer,
         source: Cache,
-        kinds: list[str],
         passes: int,
         windows: dict[str, int | None],
         end: int,
@@ -132,9 +131,9 @@ class StaticCache:
             layer.static()
             if isinstance(layer, LayerState)
             else StaticLayerCache(layer, self.indices[kind])
-            for layer, kind in zip(source.layers, kinds, strict=True)
+            for layer, kind in zip(source.layers, model.settings.layer_kinds, strict=True)
         ]
-        self.at = torch.zeros(1, dtype=torch.int64, device=source.last.order.device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=source.last.device)
 
     def restart(self) -> None:
         """Undo all passes: the next ones overwrite the slots of their keys."""
@@ -218,18 +217,6 @@ def padded(x: Tensor, dim: int, size: int) -> Tensor:
     return x.index_select(dim, torch.arange(size, device=x.device).clamp(max=x.shape[dim] - 1))
 
 
-def static_pass(
-    packed: PackedModel,
-    cache: StaticCache,
-    inputs: PassInputs,
-    tokens: Tensor,
-) -> Tensor:
-    """The next pass of a static cache; see `PackedModel.step`."""
-    logits = packed.step(inputs.of(cache.at), cache, tokens)
-    cache.at.add_(1)
-    return logits
-
-
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all recordings: libraries keep a workspace for each stream that they have been used
@@ -274,33 +261,25 @@ class StaticDecoder:
         packed: PackedModel,
         cache: Cache,
         positions: TokenPositions,
-        plans: dict[str, AttentionPlan | ContentPlan],
+        plans: dict[str, AttentionPlan],
     ):
         model = packed.model
-        passes = positions.count
         end = int(min(rounded(positions.position_end), model.limit or math.inf))
-        inputs = PassInputs.create(model, replace(positions, position_end=end))
+        self._packed = packed
+        self._inputs = PassInputs.create(model, replace(positions, position_end=end))
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
-        for name, kind in model.layer_schemes:
-            plan = plans[name]
-            if isinstance(plan, AttentionPlan) and not plan.is_unordered:
-                windows[kind] = None  # weights may depend on the order of the slots
-        self.cache = StaticCache(
-            cache,
-            model.settings.layer_kinds,
-            passes,
-            windows,
-            end,
-        )
-        self._step = partial(static_pass, packed, self.cache, inputs)
+        for name, plan in plans.items():
+            if not plan.is_unordered:
+                windows[model.kind_of[name]] = None  # weights may depend on the order of the slots
+        self.cache = StaticCache(model, cache, positions.count, windows, end)
         self._graph: CudaGraph | None = None
 
-    @staticmethod
-    def supports(plans: dict[str, AttentionPlan | ContentPlan], positions: TokenPositions) -> bool:
-        """Whether all passes are the same operations, i.e. no scheme caches more than keys, and
-        there are enough of them."""
-        is_uniform = all(isinstance(plan, AttentionPlan) for plan in plans.values())
-        return is_uniform and positions.count >= LEAST_PASSES
+    def _step(self, tokens: Tensor) -> Tensor:
+        """The next pass; see `PackedModel.step`."""
+        at = self.cache.at
+        logits = self._packed.step(self._inputs.of(at), self.cache, tokens)
+        at.add_(1)
+        return logits
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,). The next call overwrites them."""

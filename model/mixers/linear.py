@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import mask_dtype, no_autocast
-from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
 from model.mixers.mixer import AttentionPass, MixerSettings
-from model.mixers.recurrence import Inputs
+from model.mixers.recurrence import GatheredState, Inputs, LayerState, recurrent_outputs
 from model.mixers.softmax import Projection
 from settings.fields import setting
 

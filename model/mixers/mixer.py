@@ -1,17 +1,18 @@
 """The interface of token mixers: what the decoder, its caches, memory estimates and exports require
 of one."""
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from errors import ModelError
-from model.attention.mask import AttentionView
 from model.cache import CacheIndex, LayerCache
-from model.mixers.layer_state import GatheredState, LayerState
+from model.mixers.recurrence import GatheredState, LayerState
 from model.position import (
     SCHEMES,
     AttentionContext,
@@ -21,13 +22,23 @@ from model.position import (
     PositionSettings,
 )
 from model.position.interface import Initializer, Modifiers
-from model.position.temperature import NoTemperature
 from model.sharding import GatheredKeys, ShardedWindow
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
 
 Gate = Literal["none", "head", "channel"]
 NormPlacement = Literal["input", "output", "both"]
+
+
+# Settings of a scheme that requires no softmax.
+PLAIN_SCHEME = {
+    "window": None,
+    "sinks": 0,
+    "temperature.name": "none",
+    "sink_logit": "none",
+    "weights": "softmax",
+    "shifted_keys": 0,
+}
 
 
 class MixerSettings(StrictSettings):
@@ -148,7 +159,40 @@ class Mixer(nn.Module, ABC):
                 "to each of kv_heads"
             )
         if not cls.has_attention_weights:
-            check_scheme(where, kind, geometry, cls.has_queries)
+            cls._check_scheme(where, kind, geometry)
+
+    @classmethod
+    def _check_scheme(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        """`check` of mixers without softmax: schemes add nothing to logits."""
+        choice = kind.position
+        mixer = f"mixer.name = {kind.mixer.name}"
+        for key, required in PLAIN_SCHEME.items():
+            if attrgetter(key)(choice) != required:
+                raise ModelError(
+                    f"{where}.{key} is not supported by layers with {mixer}: set it to "
+                    f"{json.dumps(required)} or choose mixer.name = attention"
+                )
+        # Run two tokens through a temporary instance to find out what the scheme requires.
+        cpu = torch.device("cpu")
+        with cpu, torch.no_grad():
+            scheme = SCHEMES[choice.name][1](choice, geometry)
+            new = TokenPositions.plain(min(2, scheme.limit or 2))
+            tables = scheme.tables(new, torch.float32)
+            plan = scheme.plan(AttentionContext(new, new, new, 1, geometry.heads, cpu, tables))
+            is_supported = False
+            if isinstance(plan, AttentionPlan):
+                q = torch.ones(1, geometry.heads, new.count, geometry.head_dim)
+                view, *others = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
+                is_plain = view.weights_fn is None and view.mask.is_causal_only and not others
+                is_supported = is_plain and view.k.shape[-1] == geometry.head_dim
+                if not cls.has_queries:
+                    is_supported &= torch.equal(view.q, q)
+        if not is_supported:
+            allowed = "queries, keys and token" if cls.has_queries else "token"
+            raise ModelError(
+                f"{where}: scheme '{choice.name}' does not only transform {allowed} embeddings, as "
+                f"layers with {mixer} require; choose another scheme or mixer.name = attention"
+            )
 
     @property
     def initial_values(self) -> dict[str, Initializer]:
@@ -194,71 +238,3 @@ class Mixer(nn.Module, ABC):
         """Numbers per token that are saved for the backward pass: queries, keys, values, and what
         the mixer computes of them."""
         return 2 * (self.heads + self.kv_heads) * self.head_dim
-
-
-def check_scheme(
-    where: str,
-    kind: LayerKind,
-    geometry: HeadGeometry,
-    has_queries: bool,
-) -> None:
-    """Check that a scheme works with a mixer without softmax: it adds nothing to logits.
-
-    Args:
-        where: the scheme's key in the settings, for error messages.
-        has_queries: whether the mixer has queries and keys, which the scheme may change.
-
-    Raises:
-        ModelError: the scheme or one of its settings requires softmax attention.
-    """
-    choice = kind.position
-    mixer = f"mixer.name = {kind.mixer.name}"
-    for key, required, is_met in (
-        ("window", "null", choice.window is None),
-        ("sinks", "0", choice.sinks == 0),
-        ("temperature", "{name: none}", isinstance(choice.temperature, NoTemperature)),
-        ("sink_logit", "none", choice.sink_logit == "none"),
-        ("weights", "softmax", choice.weights == "softmax"),
-        ("shifted_keys", "0", choice.shifted_keys == 0),
-    ):
-        if not is_met:
-            raise ModelError(
-                f"{where}.{key} is not supported by layers with {mixer}: set it to {required} or "
-                "choose mixer.name = attention"
-            )
-    # Run two tokens through a temporary instance to find out what the scheme requires.
-    with torch.device("cpu"), torch.no_grad():
-        scheme = SCHEMES[choice.name][1](choice, geometry)
-        positions = TokenPositions.plain(min(2, scheme.limit or 2))
-        tables = scheme.tables(positions, torch.float32)
-        context = AttentionContext(
-            positions,
-            positions,
-            positions,
-            1,
-            geometry.heads,
-            torch.device("cpu"),
-            tables,
-        )
-        plan = scheme.plan(context)
-        is_supported = False
-        if isinstance(plan, AttentionPlan):
-            q = torch.ones(1, geometry.heads, positions.count, geometry.head_dim)
-            views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
-            is_supported = _transforms_features(views, geometry.head_dim)
-            if not has_queries:
-                is_supported &= torch.equal(views[0].q, q)
-    if not is_supported:
-        allowed = "queries, keys and token embeddings" if has_queries else "token embeddings"
-        raise ModelError(
-            f"{where}: scheme '{choice.name}' does not only transform {allowed}, as layers with "
-            f"{mixer} require; choose another scheme or mixer.name = attention"
-        )
-
-
-def _transforms_features(views: list[AttentionView], head_dim: int) -> bool:
-    """Whether views change nothing but queries and keys of `head_dim` features."""
-    first = views[0]
-    is_same_size = first.k.shape[-1] == head_dim
-    is_plain = first.weights_fn is None and first.mask.is_causal_only
-    return len(views) == 1 and is_same_size and is_plain

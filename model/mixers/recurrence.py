@@ -1,8 +1,13 @@
-"""The recurrence of linear attention with decay and the delta rule, in two forms.
+"""The recurrence of linear attention with decay and the delta rule, in two forms, and its cache.
 
 With the delta rule, S_t = (I − β_t k_t k_tᵀ) D_t S_{t−1} + β_t k_t v_tᵀ; without it,
 S_t = D_t S_{t−1} + β_t k_t v_tᵀ. The output is y_t = S_tᵀ q_t. The state S is a (K, V) matrix per
-head; D_t is diagonal over the K channels of the key and given by its logarithm.
+head; D_t is diagonal over the K channels of the key and given by its logarithm. The size of the
+state does not depend on the number of tokens.
+
+`recurrent_outputs` chooses a form, or kernels of flash-linear-attention (0.6), on GPUs where it is
+installed. They compute in bfloat16 with a state in float32. The kernel without decay has run on a
+GPU (docs/benchmarks/gpu); tests replace the kernels.
 
 Shapes: B rows, H heads, T tokens, K channels of keys and queries, V channels of values, N chunks of
 C tokens.
@@ -14,11 +19,17 @@ Sources: RetNet (arXiv:2307.08621), GLA (arXiv:2312.06635), Mamba-2 (arXiv:2405.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from model.cache import CachedTail
+from model.sharding import GatheredLayer, ShardedWindow
 
 SUB_CHUNK = 16  # tokens of a chunk that are compared pair by pair if decay is per channel
 
@@ -348,3 +359,149 @@ def _pair_products(rows: Tensor, k: Tensor, sums: Tensor, visible: Tensor) -> Te
     own_block = torch.eye(count, dtype=torch.bool, device=k.device)
     pairs = torch.where(own_block[:, None, :, None], near, far)
     return pairs.flatten(-2).flatten(-3, -2) * visible[..., None, :, :]
+
+
+# by delta rule, and whether decay differs between channels; None: no decay
+FLA_KERNELS = {
+    (True, None): "delta_rule",
+    (True, False): "gated_delta_rule",
+    (True, True): "kda",
+    (False, None): "simple_gla",
+    (False, False): "simple_gla",
+    (False, True): "gla",
+}
+
+
+IS_INSTALLED = find_spec("fla") is not None
+
+
+# Dynamo cannot trace the import of fla, and fla's kernels are not traced either.
+@torch.compiler.disable()
+def fla_outputs(inputs: Inputs, before: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
+    """See `chunked`; of one document."""
+    decay = inputs.without_padding(None).log_decay
+
+    def by_token(x: Tensor) -> Tensor:  # (B, H, T, ·) → (B, T, H, ·)
+        return x.transpose(1, 2).bfloat16()
+
+    name = FLA_KERNELS[inputs.is_delta, None if decay is None else decay.shape[-1] > 1]
+    tensors = {"v": by_token(inputs.v)}
+    if inputs.is_delta:
+        tensors["beta"] = by_token(inputs.beta)
+    else:
+        tensors["v"] = by_token(inputs.v * inputs.beta[..., None])
+    if decay is not None:
+        by_channel = decay.shape[-1] > 1
+        tensors["g"] = (decay if by_channel else decay[..., 0]).transpose(1, 2)
+    kernel = getattr(import_module(f"fla.ops.{name}"), f"chunk_{name}")
+    out, memory = kernel(
+        q=by_token(inputs.q),
+        k=by_token(inputs.k),
+        **tensors,
+        scale=1.0,
+        initial_state=None if before is None else before.memory,
+        output_final_state=True,
+    )
+    return out.transpose(1, 2).to(inputs.v.dtype), RecurrentState(memory, None)
+
+
+class LayerState(CachedTail):
+    """State of one layer after the tokens of earlier passes."""
+
+    @property
+    def document(self) -> Tensor | None:
+        """(B or 1, 1) document of the last token; None: there is none, or only one."""
+        return self._stored.get("document")
+
+    @property
+    def last(self) -> RecurrentState | None:
+        """The state after the last token; None before the first pass."""
+        memory = self._stored.get("memory")
+        return None if memory is None else RecurrentState(memory, self.document)
+
+    def before(self, whole: Callable[[], Transition]) -> RecurrentState | None:
+        """The state before this pass; `whole` computes the transition of its tokens."""
+        return self.last
+
+    def keep(self, state: RecurrentState) -> None:
+        """Store the state after this pass."""
+        self._store("memory", state.memory)
+        if state.document is not None:
+            self._store("document", state.document)
+
+    def static(self) -> LayerState:
+        """The cache of passes of one token, which compare documents: this one, whose tensors stay
+        at their addresses."""
+        memory = self._stored.get("memory")
+        if memory is not None and "document" not in self._stored:
+            self._stored["document"] = memory.new_zeros(1, 1, dtype=torch.int64)
+        self.mark()
+        return self
+
+
+class GatheredState(GatheredLayer):
+    """State of one layer over a window that is sharded over processes; see `LayerState`.
+
+    All ranks gather the transitions of all chunks of a pass and apply them in order. With the delta
+    rule that is K·K + K·V numbers per head and chunk, otherwise K + K·V.
+    """
+
+    def __init__(self, window: ShardedWindow):
+        super().__init__(window)
+        self._memory: Tensor | None = None  # after the chunks of earlier passes
+
+    @property
+    def document(self) -> Tensor | None:
+        """See `LayerState.document`."""
+        start, _ = self.window.bounds(self.chunk)
+        if self.window.positions.layout == "plain" or start == 0:
+            return None
+        return without_padding(self.window.positions.document[:, :start], None)[:, -1:]
+
+    def before(self, whole: Callable[[], Transition]) -> RecurrentState | None:
+        """See `LayerState.before`."""
+        own = whole()
+        kept = self._wait(self._start(own.kept))
+        written = self._wait(self._start(own.written))
+        memory = torch.zeros_like(own.written) if self._memory is None else self._memory
+        before = [memory]
+        for parts in zip(kept, written, strict=True):
+            before.append(Transition(*parts).apply(before[-1]))
+        self._memory = before[-1]
+        # Of all chunks; see `extend`.
+        memory = torch.stack(before)[self.chunk % self.shard.size]
+        return RecurrentState(memory, self.document)
+
+    def keep(self, state: RecurrentState) -> None:
+        """Later chunks do not use this state."""
+
+
+def recurrent_outputs(
+    inputs: Inputs,
+    state: LayerState | GatheredState | None,
+    chunk: int,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Outputs (B, H, T, V) of the recurrence after the tokens of earlier passes, which `state` has.
+
+    Args:
+        state: updated in place; None: there are no earlier tokens.
+        chunk: tokens that are computed at once.
+        dtype: of the layer's products; with bfloat16 on a GPU, fused kernels may be used.
+    """
+    state = state or LayerState()
+    if inputs.q.shape[2] == 1 and isinstance(state, LayerState):
+        out, after = step_by_step(inputs, state.last)
+    elif (
+        dtype == torch.bfloat16
+        and inputs.q.device.type == "cuda"
+        and inputs.document is None
+        and isinstance(state, LayerState)
+        and IS_INSTALLED
+    ):
+        out, after = fla_outputs(inputs, state.last)
+    else:
+        chunks = chunks_of(inputs, state.document, chunk)
+        out, after = chunks.run(state.before(chunks.whole))
+    state.keep(after)
+    return out

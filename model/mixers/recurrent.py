@@ -15,9 +15,8 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from model.attention.mask import by_head, mask_dtype, no_autocast
-from model.mixers.layer_state import LayerState, recurrent_outputs
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings
-from model.mixers.recurrence import SUB_CHUNK, Inputs
+from model.mixers.recurrence import SUB_CHUNK, Inputs, LayerState, recurrent_outputs
 from model.mixers.short_convolution import CausalConvolution
 from model.position.content import unit
 from model.position.interface import Initializer, constant

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import CachedTail
-from model.mixers.layer_state import LayerState
 from model.mixers.mixer import LayerKind, Mixer, MixerSettings
+from model.mixers.recurrence import LayerState
 from model.position import AttentionContext
 from model.position.content import causal_convolution
 from model.position.interface import Initializer, constant, uniform

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.explicit import query_block
-from model.attention.kernels import AttentionHook, attend
+from model.attention.kernels import AttentionHook, attend, query_block
 from model.attention.mask import AttentionView, by_head, repeated
 from model.cache import CachedTail, LayerCache
 from model.mixers.mixer import AttentionPass, LayerKind, Mixer, MixerSettings

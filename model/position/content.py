@@ -6,6 +6,8 @@ restart at each document, and neither other documents nor padding change the res
 float32 or float64: bfloat16 is too coarse for a sum of 50,000 gates.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import model_validator
@@ -19,9 +21,15 @@ class ContentSettings(PositionSettings):
     """Settings of schemes with per-layer parameters that read the layer input."""
 
     per_layer = True
+    reads_between: ClassVar[bool] = False  # reads all tokens between query and key
 
     @model_validator(mode="after")
-    def _caches_the_previous_token(self):
+    def _caches_what_it_reads(self):
+        if self.reads_between and self.sinks:
+            raise ValueError(
+                f"'{self.name}' requires all tokens between query and key, and does not support "
+                "window with sinks: set sinks to 0 or window to null"
+            )
         if self.window == 1 and self.sinks:
             raise ValueError(
                 f"'{self.name}' with sinks requires a window of 2 or more: it reads the previous "

@@ -31,9 +31,8 @@ from model.attention.mask import (
     QueryBlock,
     no_autocast,
     precise,
-    visibility_mask,
 )
-from model.position.table import LookupTable
+from model.position.table import Constant, LookupTable
 from model.position.temperature import AdaptiveTemperature, AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings, counts_if_changed, setting
@@ -116,14 +115,7 @@ class AttentionContext:
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on
                 content.
         """
-        visible = visibility_mask(
-            self.queries,
-            self.keys,
-            self.batch,
-            self.window,
-            self.sinks,
-        )
-        restricted = visible
+        visible = restricted = self._visible()
         if mask_mod is not None:
             restricted = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
         is_plain = self.queries.layout == "plain"
@@ -155,6 +147,38 @@ class AttentionContext:
         if self.precompute:
             precompute_masks(mask, mask.device.type)
         return mask
+
+    def _visible(self) -> MaskFunction:
+        """Mask function: causal, within the document and within the window.
+
+        The mask is defined by order and document, not by tensor index. In plain layout the two are
+        equivalent: order increases by one along the keys (after the sinks), so it differs from the
+        index by a constant.
+        """
+        queries = self.queries
+        keys = self.keys
+        window = self.window
+        sinks = self.sinks
+        is_plain = queries.layout == "plain"
+        # A difference of symbolic sizes, even if it is 0, is an input of the mask, which torch <
+        # 2.13 cannot compile in FlexAttention.
+        offset = 0 if queries is keys else keys.count - queries.count
+        q_order = queries.order.expand(self.batch, -1)
+        k_order = self.k_order
+        q_document = queries.document.expand(self.batch, -1)
+        k_document = keys.document.expand(self.batch, -1)
+
+        def visible(b, h, i, j):
+            back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
+            seen = back >= 0
+            if not is_plain:
+                seen = seen & (q_document[b, i] == k_document[b, j])
+            if window is not None:
+                near = back < window
+                seen = seen & (near | (k_order[b, j] < sinks) if sinks else near)
+            return seen
+
+        return visible
 
     def distance_mask(
         self,
@@ -449,6 +473,7 @@ class PositionalScheme(nn.Module):
         self.settings = settings
         self.geometry = geometry
         self._initializers: list[Initializer] = []
+        self._constants: list[tuple[Constant, bool]] = []
         self.setup()
 
     def setup(self) -> None:
@@ -462,6 +487,10 @@ class PositionalScheme(nn.Module):
         """A parameter, to be assigned to an attribute; `initialize` draws them in this order."""
         self._initializers.append(initializer)
         return nn.Parameter(torch.empty(shape))
+
+    def constant_table(self, values: Tensor, keep_dtype: bool = False) -> None:
+        """Make `values` one of `tables`, in the dtype of the other tables unless `keep_dtype`."""
+        self._constants.append((Constant(values), keep_dtype))
 
     @property
     def key_features(self) -> int:
@@ -485,12 +514,19 @@ class PositionalScheme(nn.Module):
         positions: TokenPositions,
         dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
-        """Tables for the new tokens of a pass, each (B or 1, T, ...).
+        """Tables for the new tokens of a pass, each (B or 1, T, ...), and those of
+        `constant_table`.
 
         Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the
         declared length here.
+
+        Args:
+            dtype: float64 for float64 models, otherwise float32.
         """
-        return ()
+        return tuple(
+            values.to(positions.device, None if keep_dtype else dtype)
+            for values, keep_dtype in self._constants
+        )
 
     def embed(
         self,
@@ -548,7 +584,6 @@ class ContentScheme(PositionalScheme):
     def features(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         """Features (B, T, F) of the new tokens x (B, T, C), each independent of other tokens."""
 
-    @abstractmethod
     def accumulate(
         self,
         features: Tensor,
@@ -556,7 +591,9 @@ class ContentScheme(PositionalScheme):
         new: TokenPositions,
         tables: tuple[Tensor, ...],
     ) -> Tensor:
-        """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens."""
+        """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens: by
+        default, the features."""
+        return features
 
     @abstractmethod
     def read(

@@ -1,8 +1,7 @@
-"""Utilities of schemes that act on query-key pairs: biases and weights by distance, sums along
-keys."""
+"""Utilities of schemes that act on query-key pairs: networks of pairs, sums along keys, distances,
+and scores with a decay for each feature."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -11,81 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.mask import AttentionMask, BiasForms, BiasFunction, QueryBlock, joined
-from model.position.interface import (
-    AttentionContext,
-    AttentionPlan,
-    PositionalScheme,
-    PositionSettings,
-)
-from model.position.scaling import Factor, stretch_of
-from model.position.table import on_device
-from model.token_positions import TokenPositions
-from settings.fields import setting
+from model.position.interface import AttentionContext
 
 # `PositionalScheme.exempt` of schemes that compute weights per pair.
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
 PAIRS_AT_ONCE = 8192  # pairs whose hidden features fit into a CPU cache
-
-# (row, head, distance), index tensors and the unstretched distance -> added to the logit. The row
-# indexes the scheme's first table. FlexAttention requires that tensors are indexed by tensors.
-RowBias = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-class DistanceSettings(PositionSettings):
-    """Settings shared by distance biases."""
-
-    test_time = PositionSettings.test_time | {"stretch"}
-
-    stretch: Factor = setting(
-        1.0,
-        "distances are divided by this; auto: max(1, L / original_length)",
-    )
-
-
-class DistanceBias(PositionalScheme, ABC):
-    """logit += f_h(d / s), after the 1/√D scale; s stretches the trained distances over longer
-    sequences.
-
-    Al-Khateeb et al. 2023 (arXiv:2310.13017) divide ALiBi's slopes by s = L / L0 at test time.
-    """
-
-    settings: DistanceSettings
-    tabulate: bool = True  # the bias is computed once per distance rather than for each pair
-
-    @property
-    def depends_on_length(self):
-        return self.settings.stretch == "auto"
-
-    def stretches(self, positions: TokenPositions) -> tuple[float, ...]:
-        """s of each row, or a single value if all rows agree."""
-        original = self.geometry.original_length
-        stretch = self.settings.stretch
-        by_row = tuple(stretch_of(stretch, length, original) for length in positions.lengths)
-        return by_row[:1] if len(set(by_row)) == 1 else by_row
-
-    def tables(self, positions, dtype):
-        """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (on_device(self.stretches(positions), positions.device, dtype),)
-
-    @abstractmethod
-    def bias(self, context: AttentionContext) -> RowBias:
-        """The bias function f of this pass."""
-
-    def plan(self, context):
-        bias = self.bias(context)
-
-        def by_distance(h, d):
-            return bias(h * 0, h, d)
-
-        if context.tables[0].shape[0] == 1:
-            mask = context.distance_mask(by_distance, tabulate=self.tabulate)
-            return AttentionPlan.from_mask(mask)
-        separation = context.separation()
-
-        def by_pair(b, h, i, j):
-            return bias(b, h, separation(b, i, j))
-
-        return AttentionPlan.from_mask(context.mask(bias=by_pair, by_row=True))
 
 
 def pair_product(

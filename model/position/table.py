@@ -106,8 +106,8 @@ class StretchedTables(Generic[Stretch]):
     """
 
     def __init__(self, rows: Callable[[Stretch], Rows]):
-        self._rows = rows
-        self._tables: dict[Stretch, LookupTable] = {}
+        # the least recently used table is dropped
+        self._table = lru_cache(STRETCHES_KEPT)(lambda stretch: LookupTable(rows(stretch)))
 
     def look_up(
         self,
@@ -116,20 +116,12 @@ class StretchedTables(Generic[Stretch]):
         dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         """Rows at `positions`, each (B or 1, T, ...), with one stretch per row or one for all."""
-        needed = set(stretches)
-        if len(needed | self._tables.keys()) > STRETCHES_KEPT:
-            self._tables = {s: table for s, table in self._tables.items() if s in needed}
-        for stretch in needed - self._tables.keys():
-            self._tables[stretch] = LookupTable(self._rows(stretch))
-        if len(needed) == 1:
-            return self._tables[stretches[0]].look_up(
-                positions.position,
-                positions.position_end,
-                dtype,
-            )
+        end = positions.position_end
+        if len(set(stretches)) == 1:
+            return self._table(stretches[0]).look_up(positions.position, end, dtype)
         rows = positions.position.expand(len(stretches), -1)
-        by_row = []
-        for b, stretch in enumerate(stretches):
-            table = self._tables[stretch]
-            by_row.append(table.look_up(rows[b : b + 1], positions.position_end, dtype))
+        by_row = [
+            self._table(stretch).look_up(rows[b : b + 1], end, dtype)
+            for b, stretch in enumerate(stretches)
+        ]
         return tuple(torch.cat(parts) for parts in zip(*by_row, strict=True))

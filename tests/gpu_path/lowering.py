@@ -4,16 +4,13 @@ code.
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
 
 prints one JSON line per case: its kernels and, with `--machine-code`, the shared memory that they
-need in bytes. A case that never calls FlexAttention has no kernels.
-With `decode` as the layout, the line has the number of graphs and kernels of a decoding pass with a
-static cache. GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it
-patches in torch stays patched.
+need in bytes. A case that never calls FlexAttention has no kernels. GUARD.so is built from
+`cuda_guard.cpp`. Runs in a separate process, because what it patches in torch stays patched.
 """
 
 # ruff: noqa: E402
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import json
@@ -162,12 +159,9 @@ patched(GraphLowering, compile_to_module=keep_source, _compile_to_module=keep_so
 
 import model.attention.flex as flex_kernel
 import model.attention.kernels as kernels
-import model.decoding.packed
 import model.mixers.softmax
 import model.position.table
 from model import TokenPositions, Transformer
-from model.decoding.packed import PackedModel
-from model.decoding.static import PassInputs, StaticCache, static_pass
 from tests.model.zoo import build, packed
 
 host_tensor = torch.tensor
@@ -209,39 +203,6 @@ def to_gpu(net: Transformer) -> None:
                 part._parameters[name] = torch.nn.Parameter(
                     moved(p), requires_grad=torch.is_grad_enabled()
                 )
-
-
-@torch.no_grad()
-def lower_decoding(case: str) -> list[str]:
-    """Inductor's sources of a decoding pass in bfloat16, the first after 64 tokens."""
-    SOURCES.clear()
-    torch._dynamo.reset()
-    model.position.table.on_device.cache_clear()
-    # Copies: storage of fake tensors cannot be shared.
-    model.decoding.packed.joined_weight = lambda linears: torch.cat(
-        [x.weight.detach() for x in linears]
-    ).t()
-    shape = {"heads": 4, "kv_heads": 2, "head_dim": 64, "dim": 64, "layers": 2, "train": LENGTH}
-    net = build(case, dtype=torch.bfloat16, **shape)
-    torch._C._set_only_lift_cpu_tensors(True)
-    torch.tensor = tensor
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
-        to_gpu(net)
-        positions = TokenPositions.plain(LENGTH).map(moved)
-        cache = net.make_cache(2, LENGTH)
-        cache.advance(positions.part(0, 64, position_end=64))
-        for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
-            features = (net.position[name].key_features, 64)
-            layer.append(*(moved(torch.empty(2, 2, 64, n).bfloat16()) for n in features))
-        windows = {name: kind.position.window for name, kind in net.kinds.items()}
-        static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
-        inputs = PassInputs.create(net, positions.part(64, LENGTH))
-        step = torch.compile(static_pass, dynamic=False, fullgraph=True)
-        tokens = torch.zeros(2, dtype=torch.long, device="cuda")
-        with contextlib.suppress(NotRun):
-            step(PackedModel(net), static, inputs, tokens)
-    torch.tensor = host_tensor
-    return list(SOURCES)
 
 
 def lower(case: str, layout: str) -> list[str]:
@@ -345,12 +306,6 @@ def main(words: list[str]) -> None:
         if word.startswith("-"):
             continue
         case, layout = word.split(":")
-        if layout == "decode":
-            sources = lower_decoding(case)
-            kernels_of = sum(len(KERNEL.findall(code)) for code in sources)
-            line = {"case": word, "graphs": len(sources), "kernels": kernels_of}
-            print(json.dumps(line), flush=True)
-            continue
         made = []
         for code in lower(case, layout):
             for name, source in KERNEL.findall(code):

@@ -13,7 +13,7 @@ import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
 from model import TokenPositions
-from model.attention import table_gradient
+from model.attention import flex
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView, Normalizer
 from model.position import PositionSettings
@@ -99,7 +99,7 @@ def test_flex_matches_dense_outputs_and_gradients_in_every_case(case, layout, mo
 def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatch):
     """Against the dense kernel, in blocks of 4: several diagonals, queries that are not the first
     tokens, and lengths that are no multiple of a block."""
-    monkeypatch.setattr(table_gradient, "BLOCK", 4)
+    monkeypatch.setattr(flex, "BLOCK", 4)
     table = normal(H, s + 3, seed=5).requires_grad_()
     positions = TokenPositions.plain(s)
     if layout == "packed":
@@ -123,13 +123,13 @@ def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatc
 
 def test_scores_of_other_documents_do_not_overflow(monkeypatch):
     """A query's score with a key of another document may exceed its log-sum-exp by any number."""
-    monkeypatch.setattr(table_gradient, "BLOCK", 4)
+    monkeypatch.setattr(flex, "BLOCK", 4)
     q, k, v, grad, out = (normal(1, 1, 8, 4, seed=n).float() for n in range(5))
     k[:, :, :4] = 1e4 * q[:, :, 4:]
     log = (q * k).sum(-1).masked_fill(torch.arange(8) < 4, 1e6)
     document = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
     table = torch.zeros(1, 8)
-    found = table_gradient.table_gradient(grad, out, log, q, k, v, table, document, 1.0, None)
+    found = flex.table_gradient(grad, out, log, q, k, v, table, document, 1.0, None)
     assert found.isfinite().all()
 
 

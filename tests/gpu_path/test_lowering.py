@@ -52,17 +52,6 @@ CASES = [
     "rope-lambda:plain",
     "rope-streaming:plain",
 ]
-DECODED = [
-    "rope",
-    "rope-window",
-    "alibi",
-    "t5",
-    "fire",
-    "rope-self-extend",
-    "cope",
-    "none-ssmax",
-    "pattern-shaw",
-]
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +95,3 @@ def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
     found = lowered(tmp_path, guard, "--machine-code", case)["kernels"]
     assert {kernel["kind"] for kernel in found} == {"forward", "backward"}
     assert all(0 < kernel["shared"] <= SHARED_MEMORY for kernel in found), found
-
-
-@pytest.mark.parametrize("case", DECODED)
-@pytest.mark.timeout(1800)
-def test_decoding_passes_lower_to_one_graph(case, guard, tmp_path):
-    found = lowered(tmp_path, guard, f"{case}:decode")
-    assert found["graphs"] == 1 and found["kernels"] > 0

@@ -15,6 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from model import TokenPositions
 from tests.model.alone import (
+    L0,
     attended,
     bias_of,
     by_head,
@@ -27,7 +28,7 @@ from tests.model.alone import (
     scheme_of,
     weighted,
 )
-from tests.model.zoo import T, build, close, ids
+from tests.model.zoo import H, T, build, close, ids
 
 
 @pytest.mark.parametrize("heads", [1, 6, 8, 12, 16, 20])
@@ -192,3 +193,23 @@ def test_t5_without_scale_uses_unscaled_dot_products():
     bias = scheme.weight[distances(range(5)).long()].permute(2, 0, 1)  # distances 0 to 4
     ours = attended(scheme, TokenPositions.plain(5), q, k, v)
     close(ours, weighted(q @ by_head(k).mT + bias, v), atol=1e-12)
+
+
+# Settings, parameters of head 0, and its bias. Of 6 heads, the first 4 have ALiBi's slopes of 4.
+STRETCHED = {
+    "alibi": ({}, {}, lambda d: -d / 4),
+    "sandwich": ({"dims": 4}, {}, lambda d: 6 / 8 * (math.cos(d) + math.cos(d / 100))),
+    "kerple": ({}, {"r1": 1.5, "r2": 0.3}, lambda d: -1.5 * math.log(1 + 0.3 * d)),
+}
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_stretches_follow_the_declared_length_of_each_row(name):
+    """The original length, and one beyond, at the last token."""
+    keys, parameters, expected = STRETCHED[name]
+    values = {key: torch.full((H,), value) for key, value in parameters.items()}
+    rows = replace(TokenPositions.plain(L0), lengths=(L0, 57))
+    bias = bias_of(put(scheme_of(name, stretch="auto", **keys), **values), rows, rows=2)
+    for row, length in enumerate(rows.lengths):
+        found = bias[row, 0, -1, 0].item()
+        assert found == pytest.approx(expected((L0 - 1) * L0 / length), abs=1e-6)

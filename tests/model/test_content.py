@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model import TokenPositions
-from model.attention.explicit import attention_details
+from model.attention.kernels import attention_details
 from model.attention.mask import SOFTMAX
 from model.position import PositionalScheme
 from tests.model.alone import (
@@ -129,7 +129,7 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
         ("auto", 4, 3),
         ("auto", 3, 128),
     ):
-        monkeypatch.setattr("model.attention.explicit.QUERY_BLOCK", queries)
+        monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", queries)
         monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
         check(scheme, layout, reflected(scheme), window, kernel)
 
@@ -206,7 +206,7 @@ def test_grape_a_scales_alibi_by_the_query(layout, kernel):
 @pytest.mark.parametrize(("window", "kernel"), [(None, "auto"), (4, "auto"), (None, "dense")])
 def test_grape_ap_sums_gates_between_key_and_query(layout, window, kernel, monkeypatch):
     """Pairs (k, k + F/2) are complex numbers, which a position l multiplies by e^(−il)."""
-    monkeypatch.setattr("model.attention.explicit.QUERY_BLOCK", 5)
+    monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", 5)
     scheme = random("grape_ap", gate_features=6, window=window)
     slopes = doubles([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
 

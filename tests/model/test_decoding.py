@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from model import TokenPositions, Transformer
+from model import TokenPositions, Transformer, decoding
 from model.decoding import GrowingDecoder, make_decoder, pack, planned, static
 from model.decoding.planned import PlannedDecoder
 from model.decoding.static import StaticDecoder
@@ -40,7 +40,7 @@ BLOCKS = [
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
     monkeypatch.setattr(static, "BUCKET", 4)
-    monkeypatch.setattr(static, "LEAST_PASSES", 2)
+    monkeypatch.setattr(decoding, "LEAST_PASSES", 2)
     monkeypatch.setattr(planned, "CHUNK", 5)
 
 

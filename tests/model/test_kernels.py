@@ -12,7 +12,6 @@ from model import TokenPositions
 from model.attention.biased import NAMESPACE
 from model.attention.kernels import attend, choose
 from model.attention.mask import (
-    QUERY_BLOCK,
     SOFTMAX,
     AttentionMask,
     AttentionView,
@@ -107,7 +106,7 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
     q, k, v = drawn(t, s, seed=t)
     views = [AttentionView(q, k, mask_of(positions, t, window, bias))]
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr("model.attention.explicit.QUERY_BLOCK", block)
+        patch.setattr("model.attention.kernels.QUERY_BLOCK", block)
         slow = attend(views, v, SCALE, "dense")
         for kernel in ("blocks", "flex"):
             close(attend(views, v, SCALE, kernel), slow, atol=1e-12)
@@ -189,10 +188,11 @@ def test_learned_biases_are_one_operation_for_all_lengths(form):
 
 
 @pytest.mark.parametrize("sink", [None, normal(H)], ids=["", "sink"])
-def test_several_views_share_one_softmax(sink):
+def test_several_views_share_one_softmax(sink, monkeypatch):
     """Disjoint views: even keys with one scale of the queries, odd keys with another; near keys and
     far ones, which some queries do not have."""
-    t = QUERY_BLOCK + 9
+    monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", 16)
+    t = 25
     context = context_of(TokenPositions.plain(t), t, None)
     q, k, v = (x.requires_grad_() for x in drawn(t))
     normalizer = Normalizer(sink)

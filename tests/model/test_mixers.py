@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
-from model.mixers import layer_state
+from model.mixers.recurrence import LayerState
 from tests.model.zoo import CONFIGS, MIXER_CASES, RECURRENT, D, H, V, build, ids
 
 
@@ -23,7 +23,7 @@ def test_estimates_of_cached_numbers_are_exact(case):
         model(ids(1, tokens), TokenPositions.plain(tokens), cache=cache)
         numbers = 0
         for layer in cache.layers:
-            is_state = isinstance(layer, layer_state.LayerState)
+            is_state = isinstance(layer, LayerState)
             stored = layer._stored if is_state else layer._buffers
             numbers += sum(x.numel() for x in stored.values())
         assert numbers == model.cached_numbers(tokens)

@@ -1,6 +1,7 @@
 """Temperatures and sink logits against other implementations and by hand."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -106,3 +107,9 @@ def test_sink_logit_matches_gpt_oss(kernel, window):
     views = [AttentionView(q, k, context.mask())]
     ours = attend(views, v, 0.4, kernel, Normalizer(sinks))
     close(ours, theirs.transpose(1, 2), atol=1e-12)
+
+
+def test_stretch_follows_the_declared_length_of_each_row():
+    rows = replace(TokenPositions.plain(L0), lengths=(L0, 57))
+    found = factors(rows, {"name": "stretch"})[:, -1]
+    assert found.tolist() == pytest.approx([1, 1 + 0.412 * math.log(57 / L0)])

@@ -142,7 +142,7 @@ def check(
 @every_case
 @pytest.mark.parametrize("kernel", ["merged", "explicit", "dense"])
 def test_scores_use_remapped_distances(case, kernel, monkeypatch):
-    monkeypatch.setattr("model.attention.sdpa.QUERY_BLOCK", 4)
+    monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", 4)
     check(case, kernel=kernel)
 
 

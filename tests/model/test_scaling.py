@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 from model import TokenPositions
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import Rope, apply_rotation, rotation_factors
+from model.position.table import StretchedTables
 from tests.files import table
 from tests.model.alone import doubles, normal, scheme_of
 from tests.model.zoo import close
@@ -191,11 +192,7 @@ def test_formulas_that_huggingface_does_not_have(at, factor):
     "scaling",
     [
         {"name": "none"},
-        {"name": "linear", "factor": 4.0},
-        {"name": "ntk", "factor": 4.0},
-        {"name": "dynamic", "factor": 4.0},
         {"name": "by_parts", "factor": 4.0},
-        {"name": "llama3", "factor": 4.0},
         {"name": "clipped"},
         {"name": "drop"},
     ],
@@ -222,3 +219,13 @@ def test_resonance_rounds_wavelengths():
     assert wavelengths[:6].round(decimals=9).tolist() == [6, 8, 11, 15, 20, 26]  # Wang et al. 2024
     plain = 2 * math.pi / plain_frequencies(THETA, 64)
     close(wavelengths, plain.round(), atol=1e-9)
+
+
+def test_a_bounded_number_of_tables_is_kept():
+    """Of passes of one stretch, and of two rows of which one has a stretch of before."""
+    tables = StretchedTables(lambda stretch: lambda position: (position * stretch,))
+    for stretch in range(1, 40):
+        asked = [stretch - 1, stretch] if stretch % 2 and stretch > 1 else [stretch]
+        (found,) = tables.look_up(TokenPositions.plain(3), asked, torch.float64)
+        assert found.tolist() == [[0, each, 2 * each] for each in asked]
+    assert tables._table.cache_info().currsize == 16

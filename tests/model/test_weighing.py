@@ -262,7 +262,7 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
         window = {key: value for key, value in window.items() if key == "window"}
     results = []
     for size in (S, 3):
-        monkeypatch.setattr("model.attention.explicit.query_block", lambda *_, size=size: size)
+        monkeypatch.setattr("model.attention.kernels.query_block", lambda *_, size=size: size)
         scheme = scheme_of(name.removesuffix("_v2"), spread=0.6, **CASES[name], **window)
         results.append(with_gradients(scheme, LAYOUTS[layout]))
     dense = attended(scheme, LAYOUTS[layout], *drawn(S), kernel="dense").detach()

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import precise
+from model.position.distance_bias import DistanceBias, DistanceSettings
 from model.position.interface import AttentionPlan, PositionalScheme, PositionSettings, constant
-from model.position.pairwise import DistanceBias, DistanceSettings
-from model.position.table import Constant
 from settings.fields import setting
 
 
@@ -80,15 +79,8 @@ class Alibi(DistanceBias):
             )
         fixed = alibi_slopes(heads) if given is None else torch.tensor(given, dtype=torch.float64)
         self.slopes = self.learned((heads,), constant(fixed)) if self.settings.learned else None
-        self._fixed = Constant(fixed[None])
-
-    def tables(self, positions, dtype):
-        """The stretches (B or 1,), and the slopes (1, H) if fixed."""
-        stretches = super().tables(positions, dtype)
-        if self.slopes is not None:
-            return stretches
-        # float32 slopes for all model dtypes: bfloat16 rounds distances above 256.
-        return (*stretches, self._fixed.to(positions.device, dtype))
+        if self.slopes is None:
+            self.constant_table(fixed)
 
     @property
     def tabulate(self):
@@ -96,7 +88,7 @@ class Alibi(DistanceBias):
 
     def bias(self, context):
         stretch = context.tables[0]
-        slopes = context.tables[1][0] if self.slopes is None else precise(self.slopes)
+        slopes = context.tables[1] if self.slopes is None else precise(self.slopes)
         return lambda row, h, d: -slopes[h] * d / stretch[row]
 
 
@@ -132,14 +124,10 @@ class HardAlibi(PositionalScheme):
                 f"model.position.windows must have one entry per head ({heads}), got {len(given)}"
             )
         reach = [math.inf if window is None else window for window in given]
-        self._reach = Constant(torch.tensor([reach], dtype=torch.float64))
-
-    def tables(self, positions, dtype):
-        """(1, H) the number of positions that each head attends to."""
-        return (self._reach.to(positions.device, dtype),)
+        self.constant_table(torch.tensor(reach, dtype=torch.float64))
 
     def plan(self, context):
-        reach = context.tables[0][0]
+        (reach,) = context.tables  # (H,) number of positions that each head attends to
         return AttentionPlan.from_mask(
             context.distance_mask(lambda h, d: torch.where(d < reach[h], 0.0, -math.inf))
         )

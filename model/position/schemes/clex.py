@@ -47,7 +47,7 @@ class Clex(PositionalScheme):
 
     def setup(self):
         features = self.geometry.head_dim
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         if features < 4:
             raise ModelError(f"clex requires heads of 4 features or more, got {features}")
         hidden = self.settings.width * features

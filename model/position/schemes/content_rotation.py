@@ -20,7 +20,6 @@ from model.position.content import (
 from model.position.interface import ContentScheme, constant, normal
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import check_even, rotate
-from model.position.table import Constant
 from model.token_positions import TokenPositions
 from settings.fields import setting
 
@@ -37,7 +36,7 @@ class ContentRotation(ContentScheme):
     uses_position = False
 
     def setup(self):
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         self.angles = self.geometry.head_dim // 2  # per head
 
     @abstractmethod
@@ -110,13 +109,8 @@ class SelectiveRope(ContentRotation):
         self.down = self.learned((rank, dim), normal(dim**-0.5))  # W₁
         self.up = self.learned((angles, rank), normal(0.1 * rank**-0.5))  # W₂
         self.conv = self.learned((angles, width), normal(width**-0.5))
-        self._temperatures = Constant(
-            plain_frequencies(self.settings.theta, self.geometry.head_dim)[None]
-        )
-
-    def tables(self, positions, dtype):
-        """(1, D/2) temperatures b^(−2k/D)."""
-        return (self._temperatures.to(positions.device, dtype),)
+        # (D/2,) temperatures b^(−2k/D)
+        self.constant_table(plain_frequencies(self.settings.theta, self.geometry.head_dim))
 
     def features(self, x, tables):
         # Before W₂: `rank` numbers per token instead of one per angle.

@@ -21,7 +21,6 @@ from model.position.interface import (
 from model.position.pairwise import UNROLLED, mask_per_row, over_pairs, pair_product
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
-from model.position.table import Constant
 from settings.fields import counts_if_changed, setting
 
 
@@ -83,14 +82,11 @@ class Dape(PositionalScheme):
         kerple = self.settings.base == "kerple"
         self.r1 = self.learned((heads,), uniform(0.0, 2.0)) if kerple else None
         self.r2 = self.learned((heads,), uniform(0.0, 1.0)) if kerple else None
-        self._slopes = Constant(alibi_slopes(heads)[None])
-
-    def tables(self, positions, dtype):
-        return (self._slopes.to(positions.device, dtype),)
+        self.constant_table(alibi_slopes(heads))
 
     def plan(self, context):
         mask = mask_per_row(context)
-        slopes = context.tables[0][0]
+        (slopes,) = context.tables
 
         def weights_fn(block: QueryBlock) -> Tensor:
             scores = block.scores

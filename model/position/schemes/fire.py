@@ -20,6 +20,7 @@ from model.position.pairwise import two_layers
 from settings.fields import setting
 
 COPIES = 32  # threads of a warp
+
 CELLS = 4096  # a power of two, so that their starts are exact
 
 

@@ -61,7 +61,7 @@ class Fope(TabulatedScheme):
     def setup(self):
         settings = self.settings
         geometry = self.geometry
-        check_even(settings.name, geometry)
+        check_even(self)
         plain = plain_frequencies(settings.theta, geometry.head_dim)
         length = settings.max_length or geometry.original_length
         frequencies = plain[plain >= 2 * math.pi / length]  # in decreasing order

@@ -13,7 +13,6 @@ from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.interface import AttentionContext, ContentScheme, constant, normal
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.rope import Rope, RopeSettings, rotate
-from model.position.table import Constant
 from settings.fields import setting
 
 
@@ -60,18 +59,18 @@ class Fox(ContentScheme):
             self.bias = self.learned((heads,), constant(start))
         rope = RopeSettings.model_validate({"theta": self.settings.theta})
         self._rope = Rope(rope, self.geometry) if self.settings.rotary else None
-        self._slopes = Constant(slopes[None])
+        self.constant_table(slopes)
 
     def tables(self, positions, dtype):
-        """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
+        """(H,) slopes of the fixed gate, and the rotation's cos and sin."""
         turns = () if self._rope is None else self._rope.tables(positions, dtype)
-        return (self._slopes.to(positions.device, dtype), *turns)
+        return super().tables(positions, dtype) + turns
 
     def features(self, x, tables):
         """(B, T, H) log forget gates."""
         if self.weight is not None:
             return F.logsigmoid(linear(x, self.weight, self.bias))
-        gate = -tables[0][0]
+        gate = -tables[0]
         if self.bias is not None:
             gate = F.logsigmoid(self.bias.to(x.dtype))
         return gate.expand(*x.shape[:2], -1)

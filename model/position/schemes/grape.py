@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
 from torch import Tensor
 
 from errors import ModelError
@@ -25,7 +24,7 @@ from model.position.interface import (
 from model.position.pairwise import UNROLLED, sum_after
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.rope import rotate
-from model.position.table import Constant, LookupTable
+from model.position.table import LookupTable
 from settings.fields import setting
 
 
@@ -54,15 +53,11 @@ class GrapeA(PositionalScheme):
         features = self.geometry.head_dim
         self.rate = self.learned((heads,), constant(math.log(math.expm1(1.0))))  # w
         self.direction = self.learned((heads, features), normal(features**-0.5))  # v
-        self._slopes = Constant(alibi_slopes(heads)[None])
-
-    def tables(self, positions, dtype):
-        """(1, H) slopes."""
-        return (self._slopes.to(positions.device, dtype),)
+        self.constant_table(alibi_slopes(heads))
 
     def plan(self, context):
         separation = context.separation()
-        slopes = context.tables[0][0]
+        (slopes,) = context.tables
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
             v = F.normalize(precise(self.direction), dim=-1)[:, None]
@@ -80,17 +75,10 @@ class GrapeA(PositionalScheme):
 class GrapeApSettings(ContentSettings):
     """A penalty summed up along the path from key to query (GRAPE-AP, Zhang et al. 2025)."""
 
+    reads_between = True
+
     name: Literal["grape_ap"] = "grape_ap"
     gate_features: int = setting(8, "F, features of p for each head, an even number", ge=2)
-
-    @model_validator(mode="after")
-    def _caches_every_token(self):
-        if self.window is not None and self.sinks:
-            raise ValueError(
-                "'grape_ap' requires all tokens between query and key, and does not support window "
-                "with sinks: set sinks to 0 or window to null"
-            )
-        return self
 
 
 class GrapeAp(ContentScheme):
@@ -115,13 +103,13 @@ class GrapeAp(ContentScheme):
         dim = self.geometry.dim
         heads = self.geometry.heads
         self.project = self.learned((heads * features, dim), normal(0.5 * dim**-0.5))  # W
-        self._slopes = Constant(alibi_slopes(heads)[None])
+        self.constant_table(alibi_slopes(heads))
         self._table = LookupTable(lambda n: (n.cos()[..., None], n.sin()[..., None]))
 
     def tables(self, positions, dtype):
-        """(1, H) slopes, and cos and sin of the positions, (B or 1, T, 1)."""
+        """(H,) slopes, and cos and sin of the positions, (B or 1, T, 1)."""
         turns = self._table.look_up(positions.position, positions.position_end, dtype)
-        return self._slopes.to(positions.device, dtype), *turns
+        return super().tables(positions, dtype) + turns
 
     def features(self, x, tables):
         """(B, T, 2·H·F): p and rotated p̂."""
@@ -131,12 +119,9 @@ class GrapeAp(ContentScheme):
         rotated = rotate(F.rms_norm(p, (features,)), cos, -sin)
         return torch.cat([p, rotated], dim=1).transpose(1, 2).flatten(2)
 
-    def accumulate(self, features, past, new, tables):
-        return features
-
     def read(self, q, k, extras, plan):
         context = plan.context
-        slopes = context.tables[0][0][:, None, None]
+        slopes = context.tables[0][:, None, None]
         p, rotated = by_head(extras, 2 * self.geometry.heads).chunk(2, dim=1)  # (B, H, S, F)
         p = context.of_queries(p, dim=2)
 

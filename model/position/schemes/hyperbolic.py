@@ -18,7 +18,6 @@ from model.position.interface import (
 from model.position.pairwise import UNROLLED, decayed_scores
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import check_even
-from model.position.table import Constant
 from settings.fields import setting
 
 
@@ -69,16 +68,14 @@ class Hyperbolic(PositionalScheme):
     def setup(self):
         settings = self.settings
         geometry = self.geometry
-        check_even(settings.name, geometry)
+        check_even(self)
         self.log_margin = None
         if settings.damping == "learned":
             self.log_margin = self.learned((1,), constant(math.log(settings.margin)))
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
-        self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
-
-    def tables(self, positions, dtype):
-        """(1, D) the rates minus θ_0·margin, in float64."""
-        return (self._rests.to(positions.device),)
+        # (D,) the rates minus θ_0·margin, in float64
+        rests = torch.cat([speeds[0] - speeds, speeds[0] + speeds])
+        self.constant_table(rests, keep_dtype=True)
 
     def rates(self, rests: Tensor) -> Tensor:
         """(D,) γ: θ' − θ_k of the features u, then θ' + θ_k of the features w, per token."""
@@ -87,7 +84,7 @@ class Hyperbolic(PositionalScheme):
         return rests + self.settings.fastest * self.log_margin.to(rests.dtype).exp()
 
     def plan(self, context):
-        rates = self.rates(context.tables[0][0])
+        rates = self.rates(*context.tables)
         q_position = context.queries.position.double()[:, None, :, None]
         k_position = context.keys.position.double()[:, None, :, None]
         mask = context.mask()

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import precise
+from model.position.distance_bias import DistanceBias, DistanceSettings
 from model.position.interface import SharableSettings, uniform
-from model.position.pairwise import DistanceBias, DistanceSettings
 from settings.fields import setting
 
 SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
+
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite
 
 # For each form and parameter: range of its uniform initialization (low, high), and its maximum.

@@ -64,7 +64,7 @@ class LearnedRope(PositionalScheme):
 
     def setup(self):
         features = self.geometry.head_dim
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         self.log_ratio = self.learned(
             self.settings.shape(self.geometry, features // 2),
             constant(0.0),

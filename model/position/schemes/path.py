@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, by_head, repeated
@@ -27,18 +26,11 @@ CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 class PathSettings(ContentSettings):
     """Products of Householder-like matrices between query and key (PaTH, Yang et al. 2025)."""
 
+    reads_between = True
+
     name: Literal["path"] = "path"
     rank: int = setting(32, "rank of the projection to directions w", ge=1)
     width: int = setting(3, "kernel size of the convolution, with the token itself", ge=2)
-
-    @model_validator(mode="after")
-    def _caches_every_token(self):
-        if self.window is not None and self.sinks:
-            raise ValueError(
-                "'path' requires all tokens between query and key, and does not support window "
-                "with sinks: set sinks to 0 or window to null"
-            )
-        return self
 
 
 class PathAttention(ContentScheme):

@@ -48,9 +48,6 @@ class RelativeLogits(ContentScheme):
         """(B, T, H·R) weights of the profiles."""
         return linear(x, self.mix)
 
-    def accumulate(self, features, past, new, tables):
-        return features
-
     def read(self, q, k, extras, plan):
         context = plan.context
         weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))

@@ -149,12 +149,13 @@ def with_imaginary(plan: AttentionPlan, layout: str, rotated: int) -> AttentionP
     return replace(plan, read=read, is_uniform=False)
 
 
-def check_even(name: str, geometry: HeadGeometry) -> None:
+def check_even(scheme: PositionalScheme) -> None:
     """Raise ModelError for an odd head dimension."""
-    if geometry.head_dim % 2:
+    head_dim = scheme.geometry.head_dim
+    if head_dim % 2:
         raise ModelError(
-            f"{name} rotates pairs of features and requires an even head dimension, got "
-            f"{geometry.head_dim}: change model.dim, model.heads or model.head_dim"
+            f"{scheme.settings.name} rotates pairs of features and requires an even head "
+            f"dimension, got {head_dim}: change model.dim, model.heads or model.head_dim"
         )
 
 
@@ -251,7 +252,7 @@ class Rope(PositionalScheme):
     def setup(self):
         settings = self.settings
         geometry = self.geometry
-        check_even(settings.name, geometry)
+        check_even(self)
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
             raise ModelError(
@@ -351,13 +352,6 @@ class Rope(PositionalScheme):
 
     def plan(self, context):
         layout = self.settings.layout
-        features = self.geometry.head_dim
-        if (
-            len(self._branches) == len(context.tables) // 2 == 1
-            and self._branches[0].covers is None
-        ):
-            cos, sin = context.tables
-            return self._with_heads(rotation_plan(context, layout, (cos, sin)))
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
         queries = {}
@@ -367,11 +361,10 @@ class Rope(PositionalScheme):
         masks = [self._mask(context, branch) for branch in self._branches]
 
         def write(k: Tensor) -> Tensor:
-            forms = [apply_rotation(k, keys[i], layout) for i in self._forms]
-            return joined(forms, -1)
+            return joined([apply_rotation(k, keys[i], layout) for i in self._forms], -1)
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            split = (k,) if len(self._forms) == 1 else k.split(features, dim=-1)
+            split = k.split(self.geometry.head_dim, dim=-1) if len(self._forms) > 1 else (k,)
             forms = dict(zip(self._forms, split, strict=True))
             return [
                 AttentionView(
@@ -382,12 +375,14 @@ class Rope(PositionalScheme):
                 for branch, mask in zip(self._branches, masks, strict=True)
             ]
 
-        return self._with_heads(AttentionPlan(read, write))
-
-    def _with_heads(self, plan: AttentionPlan) -> AttentionPlan:
-        if not self.settings.imaginary:
-            return plan
-        return with_imaginary(plan, self.settings.layout, self.dims)
+        is_plain = len(self._branches) == 1
+        plan = AttentionPlan(
+            read,
+            write,
+            is_unordered=is_plain,
+            is_uniform=is_plain and len(keys[0][0]) == 1,  # one stretch for all rows
+        )
+        return with_imaginary(plan, layout, self.dims) if self.settings.imaginary else plan
 
     def _mask(
         self,

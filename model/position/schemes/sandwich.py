@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.position.pairwise import DistanceBias, DistanceSettings
+from model.position.distance_bias import DistanceBias, DistanceSettings
 from model.position.scaling import plain_frequencies
-from model.position.table import Constant, Rows, StretchedTables
+from model.position.table import Rows, StretchedTables
 from settings.fields import setting
 
 # minimum number of distances; doubled as needed, to limit the number of table shapes
@@ -41,9 +41,7 @@ class Sandwich(DistanceBias):
         heads = self.geometry.heads
         self._theta = plain_frequencies(10_000.0, self.settings.dims)
         self._sums = StretchedTables(self._rows)
-        self._factors = Constant(
-            (heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64)))[None]
-        )
+        self.constant_table(heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64)))
 
     def _sum(self, d: Tensor) -> Tensor:
         """Σ_k cos(d θ_k), one frequency at a time, which limits memory for millions of
@@ -57,8 +55,8 @@ class Sandwich(DistanceBias):
         return lambda distances: (self._sum(distances / stretch),)
 
     def tables(self, positions, dtype):
-        """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches
-        (B or 1,), for fractional distances."""
+        """The stretches (B or 1,), for fractional distances; factors (H,); sums (B or 1, N) for
+        distances 0 to N − 1, computed in float64."""
         device = positions.device
         stretches = self.stretches(positions)
         size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())
@@ -67,11 +65,11 @@ class Sandwich(DistanceBias):
             position=torch.arange(size, device=device)[None],
             position_end=size,
         )
-        (sums,) = self._sums.look_up(distances, list(stretches), dtype)
-        return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
+        sums = self._sums.look_up(distances, list(stretches), dtype)
+        return super().tables(positions, dtype) + sums
 
     def bias(self, context):
-        sums, (factors,), stretch = context.tables
+        stretch, factors, sums = context.tables
         size = sums.shape[1]
         flat = sums.flatten()
 

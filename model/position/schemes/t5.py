@@ -16,7 +16,6 @@ from model.position.interface import (
     SharableSettings,
     normal,
 )
-from model.position.table import Constant
 from settings.fields import setting
 
 
@@ -83,14 +82,10 @@ class T5(PositionalScheme):
         # as in T5
         self.weight = self.learned((s.buckets, geometry.heads), normal(geometry.dim**-0.5))
         buckets = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
-        self._buckets = Constant(torch.tensor(buckets)[None])
-
-    def tables(self, positions, dtype):
-        """(1, max_distance + 1) bucket of each distance."""
-        return (self._buckets.to(positions.device),)
+        self.constant_table(torch.tensor(buckets), keep_dtype=True)
 
     def plan(self, context):
-        buckets = context.tables[0][0]
+        (buckets,) = context.tables  # (max_distance + 1,) bucket of each distance
         weight = precise(self.weight)
         last = self.settings.max_distance
 

@@ -44,7 +44,7 @@ class XPos(TabulatedScheme):
     settings: XPosSettings
 
     def setup(self):
-        check_even(self.settings.name, self.geometry)
+        check_even(self)
         dims = self.geometry.head_dim
         gamma = self.settings.gamma
         self._frequencies = Constant(plain_frequencies(self.settings.theta, dims))

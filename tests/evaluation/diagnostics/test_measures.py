@@ -12,7 +12,7 @@ from scipy import stats
 from evaluation.diagnostics.attention import bucket_edges, record_attention
 from evaluation.diagnostics.generation import by_bucket, repeated_runs
 from model import TokenPositions
-from model.attention.explicit import attention_details
+from model.attention.kernels import attention_details
 from tests.model.zoo import T, build, ids, reach_of
 
 L0 = 8
