@@ -2,6 +2,7 @@
 declared lengths, fractional positions and limits."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPos
 
 from model import TokenPositions
 from model.position import PositionalScheme
-from tests.model.alone import added, doubles, normal, put, scheme_of
+from tests.model.alone import L0, added, doubles, normal, put, scheme_of
 from tests.model.zoo import V, close, ids
 
 OFFSET = 300
@@ -110,6 +111,27 @@ def test_table_is_stretched_over_declared_length(length):
     expected = F.interpolate(table.T[None], size=length, mode="linear", align_corners=True)[0].T
     close(out, expected, atol=1e-13)
     close(out[[0, -1]], table[[0, -1]], atol=0)
+
+
+def test_rows_of_different_declared_lengths():
+    """At the last token of two rows: fractions of the length, stretched sinusoids, and a table that
+    is stretched over the length."""
+    lengths = (L0, 57)
+    rows = replace(TokenPositions.plain(L0), lengths=lengths)
+    last = L0 - 1
+    fraction = added(scheme_of("unit_interval", denominator="current"), rows, 2)
+    wave = added(scheme_of("sinusoidal", theta=BASE, stretch="auto"), rows, 2)
+    scheme = scheme_of("learned", max_length=8, extend="interpolate")
+    table = scheme.weight.detach()
+    mixed = added(scheme, rows, 2).detach()
+    for row, length in enumerate(lengths):
+        assert fraction[row, -1, 0].item() == pytest.approx(last / length)
+        assert wave[row, -1, 0].item() == pytest.approx(math.sin(last * L0 / length))
+        index = last * 7 / (length - 1)
+        low = math.floor(index)
+        share = index - low
+        expected = table[low] * (1 - share) + table[min(low + 1, 7)] * share
+        close(mixed[row, -1], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_adaptive_temperature_is_that_of_asentmax():
 @torch.no_grad()
 @pytest.mark.parametrize("exclusive", ["full", "learned"])
 def test_exclusive_attention_drops_components_along_own_values(exclusive):
-    """y − share·(y·v)/|v|²·v for all heads of a layer, one by one; the learned share is tanh(α), as
-    in the record of modded-nanogpt."""
+    """y = (1, 2, 3) and v = (2, 0, 1) with y·v = |v|² = 5: y − v, or y − tanh(α)·v as in the record
+    of modded-nanogpt; then all heads of a layer, one by one."""
     mixer = {"name": "attention", "exclusive": exclusive}
     model = build({"name": "rope"}, layers=1, mixer=mixer)
     attention = model.layers[0].mixer
@@ -166,6 +166,12 @@ def test_exclusive_attention_drops_components_along_own_values(exclusive):
         alphas = torch.linspace(-1, 0.5, H, dtype=torch.float64)
         attention.exclusion.copy_(alphas)
         share = alphas.tanh()
+    y = torch.tensor([1.0, 2, 3], dtype=torch.float64).expand(1, H, 1, 3)
+    v = torch.tensor([2.0, 0, 1], dtype=torch.float64).expand(1, G, 1, 3)
+    found = attention.excluding(y, v)
+    close(found[0, :, 0], y[0, :, 0] - share[:, None] * v[0, 0, 0], atol=1e-12)
+    assert exclusive == "full" or float(share[-1]) == pytest.approx(0.4621171572600098)
+
     outputs = []
     inputs = []
     attention.wo.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
