@@ -32,6 +32,7 @@ from evaluation.reports.figures import (
     panels,
     rows_panel,
     save,
+    set_scale,
 )
 from run_directory.console import duration
 from studies.claims.claim_run import Claim
@@ -210,15 +211,23 @@ def overview(entries: Sequence[AtlasEntry]) -> Figure:
     """Every comparison of every claim, in multiples of its smallest effect that counts."""
     rows = sorted(entries, key=lambda entry: (list(KINDS).index(entry.kind), entry.claim.name))
     curves = []
+    shown = []
     for at, entry in enumerate(rows):
         for name, comparison in entry.verdict.comparisons.items():
             ends = [comparison.estimate, *entry.verdict.ends[name]]
             value, low, high = (end / comparison.delta for end in ends)
+            shown += [value, low, high]
             color = KINDS[entry.kind]
             curves.append(dot(at, value, low, high, color, hollow=not comparison.difference))
     names = [f"{entry.claim.name.replace('_', ' ')}: {entry.kind}" for entry in rows]
     x = "effect, in multiples of δ (hollow: no difference is claimed)"
-    panel = rows_panel(names, curves, x=x, marks={1: "δ", -1: "−δ"}, row=0.2)
+    panel = rows_panel(
+        names,
+        curves,
+        x=x,
+        scales=lambda axes: set_scale(axes, "x", shown, band=1),
+        row=0.2,
+    )
     return panels([panel], FigureText(), width=8.0)
 
 
@@ -260,7 +269,7 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     if (docs / READING).is_file():
         caption = "The change of the loss and what is read, by scheme; four seeds, 95% intervals."
         reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
-    caption = "The intervals of all comparisons, in multiples of their smallest effect δ."
+    caption = "The intervals of all comparisons, in multiples of their smallest effect δ (shaded)."
     methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
     tables: Sections = {"How to read the verdicts": [methods]}
     cards: Sections = {"How to read the verdicts": [methods, filters(entries)]}
