@@ -30,6 +30,7 @@ from evaluation.reports.report import EvaluationReport
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.cells import Measurement
+from evaluation.scoring.evaluation_plan import choose_targets
 from evaluation.scoring.methods import (
     TRAINED,
     TRUNCATE,
@@ -39,7 +40,6 @@ from evaluation.scoring.methods import (
 )
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.scoring.windows import choose_targets
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
 from evaluation.tasks.task_session import TaskMeasurement

@@ -13,7 +13,8 @@ import torch
 from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PLAIN
-from evaluation.fixed_targets import measure_windows
+from evaluation.any_model_loss import measure_windows
+from evaluation.scoring.evaluation_plan import fixed_windows
 from evaluation.scoring.targets import (
     EvaluationText,
     TargetSet,
@@ -22,7 +23,6 @@ from evaluation.scoring.targets import (
     shorten_lengths,
 )
 from evaluation.scoring.text_loss import ModelScorer, by_shape, merge_ranks
-from evaluation.scoring.windows import fixed_windows
 from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
 from evaluation.tasks.task_session import score_items
 from model import Transformer

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from data import RunData
 from data.prepared import USE
-from data.sampling.segments import chunk_sizes
+from data.sampling.window_order import chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
 from model import ModelError, ModelSettings
@@ -29,7 +29,7 @@ from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
 from run_directory.position_overrides import meta_model, override, why
 from run_directory.run import Run, changed, is_run, not_a_run
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained, stages_of
+from run_directory.training_schedule import last_trained, stages_of
 from settings.load import differences, load_settings, setting_before_validation
 
 # Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and

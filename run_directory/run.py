@@ -54,7 +54,7 @@ from run_directory.checkpoints import (
 from run_directory.console import Console
 from run_directory.position_overrides import make_model, override
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained
+from run_directory.training_schedule import last_trained
 from run_directory.weights import load_weights, named_weights, read_into, shapes_in
 from settings.fields import show
 from settings.load import differences, dump, identity, load_settings

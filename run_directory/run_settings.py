@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from data.data_settings import DataSettings
-from data.sampling.segments import Segment, SegmentPlan
+from data.sampling.window_order import Segment, SegmentPlan
 from model.model_settings import ModelSettings
 from run_directory.training_settings import TrainingSettings, WsdSchedule, segments
 from settings.fields import StrictSettings, counts_if_changed, may_change, setting

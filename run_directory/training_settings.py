@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from data.sampling.segments import Segment
+from data.sampling.window_order import Segment
 from settings.fields import StrictSettings, counts_if_changed, may_change, setting
 
 # With validation.interval: auto

@@ -32,11 +32,11 @@ from run_directory.precision import auto_precision, resolve_precision
 from run_directory.run import Run, is_run
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained
+from run_directory.training_schedule import last_trained
 from settings.load import differences, identity, load_settings
-from studies.stored_study import SCHEME
+from studies.study_results_reader import SCHEME
 from studies.study_settings import EvaluationEntry, GridCell, StudySettings, matches
-from training.checks import check_model
+from training.settings_checks import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)

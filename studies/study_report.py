@@ -48,8 +48,8 @@ from evaluation.reports.loss_report import (
 from evaluation.reports.report import Block, Chart, ReportedResults, write_pages, write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.statistics.intervals import CLAIM_SEEDS
-from studies.stored_study import Group, StoredStudy, read_study
-from studies.study_results import read_losses, read_other
+from studies.study_results_reader import Group, StoredStudy, read_study
+from studies.study_results_table import read_losses, read_other
 
 MIB = 2**20
 COSTS = {  # key in a cell's record: column, format

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 from settings.fields import StrictSettings, setting
-from studies.stored_study import CONFIDENCE, SCHEME, SEED, TOLERANCE
+from studies.study_results_reader import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 
 def _directory_name(label: str) -> str:

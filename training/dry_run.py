@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from data import check_texts, is_prepared
-from data.sampling.segments import SegmentPlan
+from data.sampling.window_order import SegmentPlan
 from model import TokenPositions, Transformer
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
-from run_directory.stages import TrainingSchedule
+from run_directory.training_schedule import TrainingSchedule
 from training.description import describe_parent, describe_run
 from training.memory_estimate import MemoryEstimate, size_text
 from training.micro_batches import MicroBatch, StepBatch

@@ -2,7 +2,7 @@
 
 The documents of an epoch are permuted and concatenated into a token stream. The stream is divided
 into windows of T inputs (the last target of a window is the first input of the next), and the
-windows are permuted as well. data/sampling/segments.py assigns samples to texts, and windows to
+windows are permuted as well. data/sampling/window_order.py assigns samples to texts, and windows to
 segments where lengths differ. The order does not depend on random state or on the number of ranks,
 so a run can resume at any step and on any number of processes.
 
@@ -29,7 +29,13 @@ from data.sampling.positions import (
     PositionedTokens,
 )
 from data.sampling.random_draws import permuted
-from data.sampling.segments import MixturePattern, Segment, SegmentPlan, stream_key, window_samplers
+from data.sampling.window_order import (
+    MixturePattern,
+    Segment,
+    SegmentPlan,
+    stream_key,
+    window_samplers,
+)
 from data.store import TokenStore
 from data.task_data import SymbolItems
 from errors import DataError

@@ -17,10 +17,10 @@ from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import AttentionDiagnosticSettings
 from evaluation.scoring.cells import Advance, EvaluationCell
+from evaluation.scoring.evaluation_plan import fixed_plan
 from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import spread
-from evaluation.scoring.windows import fixed_plan
 from model import TokenPositions, Transformer
 from model.attention.kernels import AttentionDetails, attention_details
 from model.attention.mask import AttentionView, Normalizer

@@ -13,7 +13,7 @@ import numpy as np
 
 from data.files import canonical_hash, sha256_of
 from errors import EvaluationError
-from evaluation.scoring.windows import ChosenTargets
+from evaluation.scoring.evaluation_plan import ChosenTargets
 
 WHITE = np.array(list(b" \t\n\r\v\f"))
 

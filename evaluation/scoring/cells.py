@@ -51,7 +51,7 @@ class EvaluationCell:
     keep: int  # outputs of a window that are scored
     chunk: int  # tokens of one pass
     role: str = ""  # what sets it apart from the cell of its method and length
-    windows: Any = None  # (n, 4) as in windows.py, of text that is read in windows
+    windows: Any = None  # (n, 4) as in evaluation_plan.py, of text that is read in windows
 
     @property
     def where(self) -> CellPlace:

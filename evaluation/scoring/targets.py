@@ -146,7 +146,7 @@ class TargetSet:
 
 def targets_of(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Document and text index of every counted target, each (n_targets,); `windows` (n, 4) as in
-    `windows.py`."""
+    `evaluation_plan.py`."""
     document, end, _, keep = windows.T
     index = np.repeat(end - np.cumsum(keep), keep) + np.arange(keep.sum())
     return np.repeat(document, keep), index

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from errors import EvaluationError
+from evaluation.any_model_loss import measure_windows
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.fixed_targets import measure_windows
 from evaluation.ranks import lost_process
 from evaluation.scoring.cells import (
     Advance,
@@ -19,10 +19,10 @@ from evaluation.scoring.cells import (
     EvaluationCell,
     Measurement,
 )
+from evaluation.scoring.evaluation_plan import ChosenTargets, truncation_step
 from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.targets import EvaluationText, targets_of
-from evaluation.scoring.windows import ChosenTargets, truncation_step
 from model import ContextShard, ModelError, TokenPositions, Transformer
 from model.devices import to_device
 from model.sharding import is_broken_link

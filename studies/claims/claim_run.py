@@ -28,7 +28,7 @@ from studies.claims.claim_verdicts import (
     read_verdict,
 )
 from studies.planned_cells import PlannedCell
-from studies.stored_study import SEED
+from studies.study_results_reader import SEED
 from studies.study_run import StudyCall, StudyRun
 from studies.study_settings import cells_of
 

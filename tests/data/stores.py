@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data import TokenStore
 from data.sampling.batches import PLAIN, Batch, BatchSampler
 from data.sampling.positions import PACKINGS, PlainPositions, PositionDraws, PositionedTokens
-from data.sampling.segments import Segment
+from data.sampling.window_order import Segment
 from data.store import EncodedDocument, write_manifest, write_shard
 
 DTYPE = np.dtype("<u4")

@@ -13,7 +13,7 @@ from data import DataError, DataSettings, GeneratedData
 from data.data_settings import SymbolSource
 from data.sampling.batches import ItemSampler
 from data.sampling.positions import IGNORED
-from data.sampling.segments import Segment
+from data.sampling.window_order import Segment
 from data.task_data import SymbolItems, generated
 from data.tasks import SymbolTaskSettings
 from data.tasks.symbols import Problem

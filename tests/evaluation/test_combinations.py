@@ -9,7 +9,7 @@ import torch
 
 from evaluation.contamination import Overlap
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.windows import truncation_step
+from evaluation.scoring.evaluation_plan import truncation_step
 from model import TokenPositions
 from tests.evaluation.conftest import BOS, MemoryStore, MemoryTokenizer, loss_session
 
@@ -139,7 +139,7 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
     )
     rows = EXCLUDED if row["excluded"] else EXCLUDED[:0]
     overlap = Overlap(rows, EXCLUDED[:0])
-    monkeypatch.setattr("evaluation.scoring.windows.shared_text", lambda *_: overlap)
+    monkeypatch.setattr("evaluation.scoring.evaluation_plan.shared_text", lambda *_: overlap)
     settings = EvaluationSettings(
         lengths=LENGTHS,
         targets=5,

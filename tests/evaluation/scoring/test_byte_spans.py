@@ -6,9 +6,9 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
+from evaluation.scoring.evaluation_plan import choose_targets
 from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import MemoryStore
 

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.targets import (
-    EvaluationText,
-    draw_targets,
-    reaches,
-    shorten_lengths,
-    targets_of,
-)
-from evaluation.scoring.windows import (
+from evaluation.scoring.evaluation_plan import (
     block_windows,
     make_plan,
     position_windows,
     sliding_windows,
     truncated_windows,
     truncation_step,
+)
+from evaluation.scoring.targets import (
+    EvaluationText,
+    draw_targets,
+    reaches,
+    shorten_lengths,
+    targets_of,
 )
 
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from evaluation.fixed_targets import POINTS_ONLY_BELOW, by_length
+from evaluation.any_model_loss import POINTS_ONLY_BELOW, by_length
 from evaluation.statistics.intervals import (
     effective,
     interval,

@@ -31,7 +31,7 @@ from evaluation.statistics.loss_table import (
     verdict_rows,
 )
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
-from studies.stored_study import (
+from studies.study_results_reader import (
     CONFIDENCE,
     Group,
     StoredStudy,

@@ -5,7 +5,7 @@ from model import SCHEMES
 from model.carried_state import check_carried
 from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
-from run_directory.stages import stages_of
+from run_directory.training_schedule import stages_of
 from training.optimizer import role_of
 from training.parallel import Parallel
 
