@@ -293,13 +293,13 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 
 
 def _history(settings: RunSettings, step: int) -> tuple:
-    """What determines the data and the model of the first `step` updates. The last segment of a run
-    has no end."""
+    """What determines the data and the model of the first `step` updates. The last step range of a
+    run has no end."""
     plan = settings.plan
-    starts = accumulate((segment.steps for segment in plan), initial=0)
-    segments = [segment for segment, start in zip(plan, starts, strict=False) if start < step]
-    if len(segments) == len(plan):
-        segments[-1] = segments[-1]._replace(steps=0)
-    chunks = chunk_sizes(sorted({segment.length for segment in plan}))
+    starts = accumulate((step_range.steps for step_range in plan), initial=0)
+    passed = [step_range for step_range, start in zip(plan, starts, strict=False) if start < step]
+    if len(passed) == len(plan):
+        passed[-1] = passed[-1]._replace(steps=0)
+    chunks = chunk_sizes(sorted({step_range.length for step_range in plan}))
     stages = [stage for stage in stages_of(settings) if stage.start < step]
-    return segments, chunks, stages
+    return passed, chunks, stages

@@ -77,19 +77,19 @@ def check_processes(settings: RunSettings, parallel: Parallel) -> None:
     context = settings.training.parallel.context
     groups = parallel.data_world
     chunks = 2 * context if context > 1 else 1
-    for i, segment in enumerate(settings.segments):
+    for i, step_range in enumerate(settings.step_ranges):
         stage = f"training.stages.{i}." if settings.training.stages else ""
-        if segment.batch_size % groups:
+        if step_range.batch_size % groups:
             number = "processes" if context == 1 else f"context groups (of {context} processes)"
             raise TrainingError(
-                f"{stage or 'training.'}batch_size {segment.batch_size} must be a multiple of the "
-                f"number of {number}, {groups}"
+                f"{stage or 'training.'}batch_size {step_range.batch_size} must be a multiple of "
+                f"the number of {number}, {groups}"
             )
-        if segment.length < chunks:
+        if step_range.length < chunks:
             raise TrainingError(
-                f"{f'{stage}length' if stage else 'train_length'} {segment.length} is less than "
+                f"{f'{stage}length' if stage else 'train_length'} {step_range.length} is less than "
                 f"{chunks}, 2 × training.parallel.context: set it to {chunks} or more, or "
-                f"training.parallel.context to {max(1, segment.length // 2)} or less"
+                f"training.parallel.context to {max(1, step_range.length // 2)} or less"
             )
     if parallel.sharded and any(stage.overrides for stage in stages_of(settings)):
         weights = meta_model(settings).named_parameters()
