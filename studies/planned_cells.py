@@ -85,7 +85,7 @@ class PlannedCell(GridCell):
 
     @property
     def shared_settings(self) -> str:
-        """As JSON, without the seed: many cells differ in nothing else."""
+        """The settings as JSON without the seed; many cells differ in nothing else."""
         return self.settings.model_dump_json(exclude={"seed"})
 
     def commands(self) -> list[Command]:
@@ -146,12 +146,12 @@ class CellProblems:
         self._cells: dict[str, list[str]] = {}
 
     @contextmanager
-    def of(self, cell: GridCell, place: str = "") -> Iterator[None]:
+    def of(self, cell: GridCell, prefix: str = "") -> Iterator[None]:
         """Collect the error of a block."""
         try:
             yield
         except USER_ERRORS as error:
-            self._cells.setdefault(f"{place}{error}", []).append(cell.id)
+            self._cells.setdefault(f"{prefix}{error}", []).append(cell.id)
 
     def raise_any(self, n_cells: int) -> None:
         """Raise StudyError with all problems, if there are any."""

@@ -48,8 +48,8 @@ def check_model(settings: RunSettings) -> None:
         )
     if limit is not None and limit < shortest:
         raise TrainingError(
-            f"training.validation.multiples begins at {shortest} tokens, and positions end at "
-            f"{limit}: add 1 to it"
+            f"training.validation.multiples: the shortest length is {shortest} tokens, and the "
+            f"scheme has {limit} positions; include 1, the trained length, in the list"
         )
     if settings.training.state == "carry":
         for stage in stages_of(settings):
@@ -71,9 +71,9 @@ def _end_of(settings: RunSettings) -> str:
 
 
 def check_processes(settings: RunSettings, parallel: Parallel) -> None:
-    """Raise for a batch that does not divide equally among the ranks, windows that do not among
-    those of a context group, and a sharded model whose learned positional scheme changes during
-    training: its parameters cannot be replaced, as they are shards."""
+    """Raise TrainingError for a batch size that is not a multiple of the number of ranks or context
+    groups, for windows that are too short for a context group, and for a sharded model whose
+    learned positional scheme changes during training, as sharded parameters cannot be replaced."""
     context = settings.training.parallel.context
     groups = parallel.data_world
     chunks = 2 * context if context > 1 else 1

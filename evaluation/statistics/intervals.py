@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import EvaluationError
-from evaluation.any_model_loss import POINTS_ONLY_BELOW, half_width, ratio
+from evaluation.any_model_loss import half_width, ratio
 
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
 FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family

@@ -195,9 +195,11 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
                 here = np.isin(of_window[kept], few)
                 if kept.all():
                     error = (nll - want[kept])[here].mean()
-                    assert result.precision[method.label, length] == pytest.approx(error, abs=1e-4)
+                    assert result.bfloat16_error[method.label, length] == pytest.approx(
+                        error, abs=1e-4
+                    )
             if row["protocol"] == "by-position" and baseline is None:
                 baseline = definition.losses(definition.cut(), (), L0)[kept]
-                assert np.abs(result.truncated - baseline).max() < tolerance
+                assert np.abs(result.baseline_nll - baseline).max() < tolerance
     units = [0, 1, 0, 2] if row["clusters"] else range(4)
     assert result.unit.tolist() == [units[d] for d in result.document]

@@ -40,7 +40,7 @@ def refused(message):
         ("model.position.max_length=63", "train_length 64 .* needs 64 positions, .* has 63"),
         (
             "model.position.max_length=127 training.validation.multiples=[4,2]",
-            "begins at 128 .* 127",
+            "is 128 .* 127",
         ),
         ("model.position.max_length=128 training.validation.multiples=[2]", None),
         ("", None),
