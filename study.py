@@ -56,8 +56,8 @@ from errors import UserError, printable
 from run_directory.console import Console
 from settings.script import run_main
 from studies.claims.claim_settings import ClaimSettings
-from studies.stored_study import RESULTS, read_results, read_study
 from studies.study_options import parse_options
+from studies.study_results_reader import RESULTS, read_results, read_study
 
 if TYPE_CHECKING:
     from studies.study_run import StudyCall

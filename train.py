@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from errors import REQUEUE
-from run_directory.stages import TrainingSchedule
+from run_directory.training_schedule import TrainingSchedule
 from run_directory.training_settings import TrainingSettings, steps_every
 from settings.load import setting_before_validation
 from settings.script import run_main

@@ -74,7 +74,7 @@ class FilesSource(RecordSource):
     @field_validator("separator")
     @classmethod
     def _decoded(cls, separator: str | None) -> str | None:
-        """With line breaks and tabs, which a shell passes as backslash and letter."""
+        """Decode line breaks and tabs, which a shell passes as backslash and letter."""
         return separator and separator.replace(r"\n", "\n").replace(r"\t", "\t")
 
     @model_validator(mode="after")

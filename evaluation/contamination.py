@@ -177,8 +177,8 @@ class Overlap:
 
 
 def find_overlap(store, train, tokenizer, *, cache: Path | None = None, console=None) -> Overlap:
-    """What `store` shares with the training store `train` (None: with itself alone), both made with
-    `tokenizer`. Cached in the folder `cache`, if it is writable."""
+    """The passages that `store` shares with the training store `train` (None: with itself alone).
+    Both were made with `tokenizer`. Cached in the folder `cache`, if it is writable."""
     path = None
     if cache is not None:
         key = [VERSION, store.hash, None if train is None else train.hash]
@@ -261,7 +261,7 @@ def shared_text(
     tokenizer: Tokenizer,
     console=None,
 ) -> Overlap:
-    """What of the text to read is excluded."""
+    """The passages of the text to read in which no token is a target."""
     unchecked = ""
     if not settings.check:
         unchecked = "Not compared with the training text (contamination.check=false)."
@@ -303,7 +303,8 @@ def screen(
     dropped = _targets_in(shared.rows, text, windows)
     if dropped.all():
         raise EvaluationError(
-            "every target also occurs in the training text: evaluate on another store"
+            "every target is inside a passage that also occurs in the training text or in an "
+            "earlier document of the corpus: evaluate on another store"
         )
     of = windows if candidates is None else candidates
     seen = _targets_in(shared.trained, text, of)

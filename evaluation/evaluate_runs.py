@@ -30,6 +30,7 @@ from evaluation.reports.report import EvaluationReport
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.cells import Measurement
+from evaluation.scoring.evaluation_plan import choose_targets
 from evaluation.scoring.methods import (
     TRAINED,
     TRUNCATE,
@@ -39,7 +40,6 @@ from evaluation.scoring.methods import (
 )
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.scoring.windows import choose_targets
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import DrawnItems, draw_symbols, draw_text
 from evaluation.tasks.task_session import TaskMeasurement
@@ -93,8 +93,8 @@ class Evaluation:
         return kept
 
     def measure(self, measurement: Measurement) -> bool:
-        """Score every method at every length, or print what a dry run prints; whether this process
-        reports the numbers."""
+        """Measure every method at every length, or print the forecast of a dry run. Returns whether
+        this process reports the numbers."""
         if self.dry_run:
             measurement.forecast()
             return False
@@ -324,8 +324,8 @@ def draw_items(settings: TaskEvaluationSettings, run: EvaluatedRun) -> tuple[Dra
 
 def evaluate_diagnostic(
     evaluation: Evaluation,
-    make: Callable[..., Measurement],
-    report_of: Callable,
+    make_measurement: Callable[..., Measurement],
+    make_report: Callable,
 ) -> EvaluationReport | None:
     """Attention weights, or the text that the model generates past its trained length."""
     settings = evaluation.settings
@@ -333,11 +333,13 @@ def evaluate_diagnostic(
     stores = open_stores(settings, [run])
     text = EvaluationText(stores.read, settings.bos, run.tokenizer.bos_id)
     methods = evaluation.methods(run)
-    measurement = make(settings, run.model, text, run.tokenizer, methods, evaluation.console)
+    measurement = make_measurement(
+        settings, run.model, text, run.tokenizer, methods, evaluation.console
+    )
     if not evaluation.measure(measurement):
         return None
     measurement.facts |= evaluation.facts(corpus=stores.name)
-    return report_of(measurement, f"{settings.protocol}-{settings.identity()}")
+    return make_report(measurement, f"{settings.protocol}-{settings.identity()}")
 
 
 KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport | None]] = {
@@ -345,12 +347,12 @@ KINDS: dict[type[MeasurementSettings], Callable[[Evaluation], EvaluationReport |
     TaskEvaluationSettings: evaluate_task,
     AttentionDiagnosticSettings: partial(
         evaluate_diagnostic,
-        make=AttentionMeasurement,
-        report_of=attention_report,
+        make_measurement=AttentionMeasurement,
+        make_report=attention_report,
     ),
     GenerationDiagnosticSettings: partial(
         evaluate_diagnostic,
-        make=GenerationMeasurement,
-        report_of=generation_report,
+        make_measurement=GenerationMeasurement,
+        make_report=generation_report,
     ),
 }

@@ -14,7 +14,7 @@ from data.data_settings import TaskSource
 from data.tasks import Task
 from data.tokenizers import Tokenizer
 from errors import EvaluationError, TrainingError
-from evaluation.scoring.methods import CellPlace, Method, new_sinks
+from evaluation.scoring.methods import Method, MethodAndLength, new_sinks
 from model import AnyPosition, ModelError, Transformer, legal_overrides
 from model.decoding import pack
 from run_directory.console import Console
@@ -143,13 +143,13 @@ class EvaluatedModel:
     def absent_cells(
         self,
         methods: Sequence[Method],
-        lengths: Mapping[int, int],
+        positions_needed: Mapping[int, int],
         refuse: bool,
-    ) -> dict[CellPlace, str]:
+    ) -> dict[MethodAndLength, str]:
         """The cells whose length exceeds the positions of their method, and why.
 
         Args:
-            lengths: with the number of positions that each requires.
+            positions_needed: number of positions that each length requires.
 
         Raises EvaluationError if no cell remains at a length, with `refuse`.
         """
@@ -160,10 +160,10 @@ class EvaluatedModel:
         }
         absent = {}
         for label, limit in limits.items():
-            for length, end in lengths.items():
+            for length, end in positions_needed.items():
                 if limit is not None and end > limit:
                     absent[label, length] = f"its positions end after {limit} tokens"
-        for length, end in lengths.items():
+        for length, end in positions_needed.items():
             if refuse and all((label, length) in absent for label in limits):
                 most = max(limit for limit in limits.values() if limit is not None)
                 raise EvaluationError(

@@ -13,7 +13,8 @@ import torch
 from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.positions import IGNORED, PLAIN
-from evaluation.fixed_targets import measure_windows
+from evaluation.any_model_loss import measure_windows
+from evaluation.scoring.evaluation_plan import fixed_windows
 from evaluation.scoring.targets import (
     EvaluationText,
     TargetSet,
@@ -22,7 +23,6 @@ from evaluation.scoring.targets import (
     shorten_lengths,
 )
 from evaluation.scoring.text_loss import ModelScorer, by_shape, merge_ranks
-from evaluation.scoring.windows import fixed_windows
 from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
 from evaluation.tasks.task_session import score_items
 from model import Transformer
@@ -38,9 +38,9 @@ class ValidationTargets:
     Attributes:
         hash: runs with equal ones have the same targets.
         documents: number of documents or items that contain the targets.
-        share: one rank's NLL of every target (n,), of (model, length, device, rank, world): NaN
-            where another rank owns it, infinite where it is not finite, as a scheme that fails
-            beyond its trained length does not stop training.
+        share: returns one rank's NLL of every target (n,) from (model, length, device, rank,
+            world). Targets of other ranks are NaN. A loss that is not finite is infinite, so that a
+            scheme that fails beyond its trained length does not stop training.
         note: which lengths were left out and why.
     """
 
@@ -109,7 +109,8 @@ def item_nll(
     rank: int,
     world: int,
 ) -> np.ndarray:
-    """NLL of the answers of task items, as of one process that reads all; so do the others."""
+    """The NLL of the answers of task items. Every rank reads all items, and rank 0 owns all
+    targets."""
     scored = score_items(model, items, length=length, batch=rows_of(length), device=device)
     parts = [scores.nll[scores.targets != IGNORED] for scores in scored]
     nll = torch.cat(parts).cpu().numpy()

@@ -53,7 +53,7 @@ class ResultRow(NamedTuple):
     level: float | None = None
 
     @property
-    def place(self) -> tuple:
+    def key(self) -> tuple:
         """What sets it apart from other rows."""
         return (self.variant, self.metric, self.length, self.where, self.at, self.seed)
 

@@ -226,5 +226,5 @@ def check_prompts(
         fix = f"generate at most {room} tokens" if room > 0 else "shorten the prompt"
         raise ModelError(
             f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} "
-            f"tokens and {tokens} new tokens require offset + T = {needed}: {fix}"
+            f"tokens and {tokens} new tokens need {needed} positions: {fix}"
         )

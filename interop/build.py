@@ -35,8 +35,8 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     been compared with the stored tensors.
 
     Raises:
-        InteropError: a configuration that our decoder would compute otherwise, or tensors that are
-            missing, left over, damaged, not finite, or of another shape or type.
+        InteropError: a configuration that our decoder would compute differently, or tensors that
+            are missing, left over, damaged, not finite, or of another shape or type.
     """
     where = checkpoint.config_file
     numbers = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())

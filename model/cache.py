@@ -55,8 +55,8 @@ class CacheIndex:
     Attributes:
         slots: that the layers have, or allocate with the next keys.
         start: slot of the first token of the last pass.
-        kept: None if its tokens fitted; otherwise the slots, of all keys, to store after the pass,
-            which attends to all of them.
+        kept: slots of the keys to store after a pass whose tokens do not fit, among all keys that
+            the pass attends to; None if they fit.
     """
 
     def __init__(self, capacity: int, window: int | None, sinks: int):

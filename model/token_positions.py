@@ -82,7 +82,8 @@ class TokenPositions:
         width = max(counts)
         if tokens + offset < width:
             raise ModelError(
-                f"left padding requires at least {width} slots for {width} tokens, got {tokens}"
+                f"a row has {width} tokens, and left padding has {tokens + offset} columns: pass "
+                f"tokens + offset of at least {width}"
             )
         padding = torch.tensor([width - c for c in counts], device=device)[:, None]  # (B, 1)
         order = torch.arange(offset, offset + tokens, device=device)[None] - padding  # (B, T)

@@ -234,7 +234,7 @@ def prune(run: Path, step: int, settings: CheckpointSettings | None) -> None:
 # Finding checkpoints
 
 
-def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
+def find_damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
     """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None:
     all."""
     try:
@@ -289,7 +289,7 @@ def find_checkpoint(
             raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
         found = steps[-1] if step is None else step
         folder = folder_of(run, found)
-        if (problem := damage(folder, only)) is not None:
+        if (problem := find_damage(folder, only)) is not None:
             if not folder.exists():
                 raise FileNotFoundError(f"{folder} was removed while it was read")
             found = newest_intact(run, only)
@@ -335,4 +335,4 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
 def newest_intact(run: Path, only: tuple[str, ...] | None = None) -> int | None:
     """The step of the newest intact checkpoint of a run; None where there is none."""
     steps = reversed(steps_of(run))
-    return next((step for step in steps if damage(folder_of(run, step), only) is None), None)
+    return next((step for step in steps if find_damage(folder_of(run, step), only) is None), None)

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from data import RunData
 from data.prepared import USE
-from data.sampling.segments import chunk_sizes
+from data.sampling.window_order import chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
 from model import ModelError, ModelSettings
@@ -29,7 +29,7 @@ from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
 from run_directory.position_overrides import meta_model, override, why
 from run_directory.run import Run, changed, is_run, not_a_run
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained, stages_of
+from run_directory.training_schedule import last_trained, stages_of
 from settings.load import differences, load_settings, setting_before_validation
 
 # Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and
@@ -293,13 +293,13 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 
 
 def _history(settings: RunSettings, step: int) -> tuple:
-    """What determines the data and the model of the first `step` updates. The last segment of a run
-    has no end."""
+    """What determines the data and the model of the first `step` updates. The last step range of a
+    run has no end."""
     plan = settings.plan
-    starts = accumulate((segment.steps for segment in plan), initial=0)
-    segments = [segment for segment, start in zip(plan, starts, strict=False) if start < step]
-    if len(segments) == len(plan):
-        segments[-1] = segments[-1]._replace(steps=0)
-    chunks = chunk_sizes(sorted({segment.length for segment in plan}))
+    starts = accumulate((step_range.steps for step_range in plan), initial=0)
+    passed = [step_range for step_range, start in zip(plan, starts, strict=False) if start < step]
+    if len(passed) == len(plan):
+        passed[-1] = passed[-1]._replace(steps=0)
+    chunks = chunk_sizes(sorted({step_range.length for step_range in plan}))
     stages = [stage for stage in stages_of(settings) if stage.start < step]
-    return segments, chunks, stages
+    return passed, chunks, stages

@@ -54,7 +54,7 @@ from run_directory.checkpoints import (
 from run_directory.console import Console
 from run_directory.position_overrides import make_model, override
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained
+from run_directory.training_schedule import last_trained
 from run_directory.weights import load_weights, named_weights, read_into, shapes_in
 from settings.fields import show
 from settings.load import differences, dump, identity, load_settings
@@ -175,7 +175,7 @@ class Run:
         Raises TrainingError, which lists the settings that may not change, and where the tokenizer
         or the data are not the run's.
         """
-        if fixed := changed(self.settings, settings, may_change=False):
+        if fixed := changed(self.settings, settings, include_allowed=False):
             raise TrainingError(
                 f"{self.folder} was started with other settings; change them back, go on under the "
                 f"new ones in another run (--fork {self.folder} instead of --run-dir), or start "
@@ -339,13 +339,13 @@ class Run:
         return while_training(self.folder, read)
 
 
-def changed(old: RunSettings, new: RunSettings, may_change: bool = True) -> list[str]:
-    """Every setting that differs, as `key: old → new`; with `may_change`, also those that may
-    change on resume."""
+def changed(old: RunSettings, new: RunSettings, include_allowed: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; with `include_allowed`, also those
+    that may change on resume."""
     return [
         f"{each.key}: {short_text(each.old)} → {short_text(each.new)}"
         for each in differences(old, new)
-        if may_change or not each.may_change
+        if include_allowed or not each.may_change
     ]
 
 

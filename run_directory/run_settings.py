@@ -10,9 +10,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from data.data_settings import DataSettings
-from data.sampling.segments import Segment, SegmentPlan
+from data.sampling.window_order import StepRange, StepRanges
 from model.model_settings import ModelSettings
-from run_directory.training_settings import TrainingSettings, WsdSchedule, segments
+from run_directory.training_settings import TrainingSettings, WsdSchedule, step_ranges_of
 from settings.fields import StrictSettings, counts_if_changed, may_change, setting
 
 
@@ -62,24 +62,24 @@ class RunSettings(StrictSettings):
     training: TrainingSettings = setting(TrainingSettings(), "optimization, validation and logging")
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def step_ranges(self) -> tuple[StepRange, ...]:
         """Window length, batch size and steps of every stage."""
         t = self.training
-        return segments(t.stages, t.tokens, self.train_length, t.batch_size)
+        return step_ranges_of(t.stages, t.tokens, self.train_length, t.batch_size)
 
     @property
-    def plan(self) -> tuple[Segment, ...]:
-        """The segments that determine the order of the data: those of the stages, with neighbors of
-        equal length and batch size as one."""
+    def plan(self) -> tuple[StepRange, ...]:
+        """The step ranges that determine the order of the data: those of the stages, with neighbors
+        of equal length and batch size as one."""
         return tuple(
-            Segment(*size, sum(segment.steps for segment in group))
-            for size, group in groupby(self.segments, key=lambda segment: segment[:2])
+            StepRange(*size, sum(step_range.steps for step_range in group))
+            for size, group in groupby(self.step_ranges, key=lambda step_range: step_range[:2])
         )
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
-        return sum(segment.steps for segment in self.segments)
+        return sum(step_range.steps for step_range in self.step_ranges)
 
     @property
     def is_fork(self) -> bool:
@@ -94,7 +94,7 @@ class RunSettings(StrictSettings):
 
     def tokens_after(self, step: int) -> int:
         """Target tokens of the first `step` updates."""
-        shares = SegmentPlan(self.plan).shares(0, step)
+        shares = StepRanges(self.plan).shares(0, step)
         return sum(share.length * (share.stop - share.first) for share in shares)
 
     @property

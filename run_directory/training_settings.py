@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from data.sampling.segments import Segment
+from data.sampling.window_order import StepRange
 from settings.fields import StrictSettings, counts_if_changed, may_change, setting
 
 # With validation.interval: auto
@@ -116,12 +116,12 @@ class EmaSettings(StrictSettings):
     )
 
 
-class _Schedule(StrictSettings):
+class LearningRateSchedule(StrictSettings):
     warmup: ShareOrSteps = setting(
         0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
     )
 
-    def rate(self, peak: float, step: int, steps: int) -> float:
+    def rate_at(self, peak: float, step: int, steps: int) -> float:
         """Learning rate of the update after `step` others (0 .. steps − 1) in a run of `steps`.
 
         The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate,
@@ -146,7 +146,7 @@ class _Schedule(StrictSettings):
 _MIN_LR_RATIO = "learning rate at the end, as a share of the peak"
 
 
-class CosineSchedule(_Schedule):
+class CosineSchedule(LearningRateSchedule):
     """Half a cosine from the peak to `min_lr_ratio`."""
 
     name: Literal["cosine"] = "cosine"
@@ -156,7 +156,7 @@ class CosineSchedule(_Schedule):
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
-class LinearSchedule(_Schedule):
+class LinearSchedule(LearningRateSchedule):
     """Linear decay from the peak to `min_lr_ratio`."""
 
     name: Literal["linear"] = "linear"
@@ -166,7 +166,7 @@ class LinearSchedule(_Schedule):
         return 1 - (step - warmup) / (steps - warmup)
 
 
-class WsdSchedule(_Schedule):
+class WsdSchedule(LearningRateSchedule):
     """Warmup, stable, decay: constant at the peak, then linear decay to `min_lr_ratio`
     (arXiv:2404.06395)."""
 
@@ -182,7 +182,7 @@ class WsdSchedule(_Schedule):
         return min(1.0, (steps - step) / decay)
 
 
-class ConstantSchedule(_Schedule):
+class ConstantSchedule(LearningRateSchedule):
     """Constant at the peak."""
 
     name: Literal["constant"] = "constant"
@@ -229,22 +229,22 @@ class StageSettings(StrictSettings):
     )
 
 
-def segments(
+def step_ranges_of(
     stages: Sequence[StageSettings], tokens: int, train_length: int, batch_size: int
-) -> tuple[Segment, ...]:
+) -> tuple[StepRange, ...]:
     """Window length, batch size and steps of every stage of a run on a budget of `tokens`.
 
     Raises ValueError for stages that are inconsistent or do not fit the budget.
     """
     per_step = batch_size * train_length
     if not stages:
-        return (Segment(train_length, batch_size, tokens // per_step),)
+        return (StepRange(train_length, batch_size, tokens // per_step),)
     sizes = []
     spent = 0
     slack = 0
     for i, stage in enumerate(stages):
         where = f"training.stages.{i}"
-        before = sizes[-1] if sizes else Segment(train_length, batch_size)
+        before = sizes[-1] if sizes else StepRange(train_length, batch_size)
         length = stage.length or before.length
         batch = stage.batch_size or (per_step // length if stage.length else before.batch_size)
         if stage.batch_size is None and stage.length and per_step % length:
@@ -262,10 +262,10 @@ def segments(
         steps = int(due / each + 1e-6) if is_share else int(stage.duration or 0)
         if steps < 1:
             raise ValueError(f"{where} is shorter than one step of {batch} × {length} tokens")
-        sizes.append(Segment(length, batch, steps))
+        sizes.append(StepRange(length, batch, steps))
         spent = spent + steps * each
         slack = slack + each * is_share
-    if (longest := max(segment.length for segment in sizes)) != train_length:
+    if (longest := max(step_range.length for step_range in sizes)) != train_length:
         raise ValueError(
             f"train_length = {train_length} must be the longest of training.stages, {longest}"
         )

@@ -66,7 +66,7 @@ def problems_of(
     problems: dict[tuple, list[Any]] = {}
     for item in error.errors(include_url=False):
         problems.setdefault(_path_in(tree, item), []).append(item)
-    # Of a union, pydantic reports every member: the innermost problem is the one to fix.
+    # pydantic reports every member of a union: the innermost problem is the one to fix.
     return [
         (path, _message(cls, tree, path, items))
         for path, items in problems.items()
@@ -133,7 +133,7 @@ def _message(cls: type[BaseModel], tree: dict, path: tuple, items: list[Any]) ->
     if accepts.is_group_only and not isinstance(value, dict):
         names = ", ".join(accepts.group.model_fields)  # type: ignore[union-attr]
         return f"{dotted} = {show(value)}: must be a group of settings ({names})"
-    # Of a union such as `int | Literal["auto"]`, each member has a reason.
+    # Each member of a union such as `int | Literal["auto"]` has a reason.
     reasons = [item["msg"].replace("Input should be", "must be") for item in items]
     return f"{dotted} = {show(value)}: {', or '.join(dict.fromkeys(reasons))}"
 

@@ -32,11 +32,11 @@ from run_directory.precision import auto_precision, resolve_precision
 from run_directory.run import Run, is_run
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained
+from run_directory.training_schedule import last_trained
 from settings.load import differences, identity, load_settings
-from studies.stored_study import SCHEME
+from studies.study_results_reader import SCHEME
 from studies.study_settings import EvaluationEntry, GridCell, StudySettings, matches
-from training.checks import check_model
+from training.settings_checks import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)
@@ -85,7 +85,7 @@ class PlannedCell(GridCell):
 
     @property
     def shared_settings(self) -> str:
-        """As JSON, without the seed: many cells differ in nothing else."""
+        """The settings as JSON without the seed; many cells differ in nothing else."""
         return self.settings.model_dump_json(exclude={"seed"})
 
     def commands(self) -> list[Command]:
@@ -146,12 +146,12 @@ class CellProblems:
         self._cells: dict[str, list[str]] = {}
 
     @contextmanager
-    def of(self, cell: GridCell, place: str = "") -> Iterator[None]:
+    def of(self, cell: GridCell, prefix: str = "") -> Iterator[None]:
         """Collect the error of a block."""
         try:
             yield
         except USER_ERRORS as error:
-            self._cells.setdefault(f"{place}{error}", []).append(cell.id)
+            self._cells.setdefault(f"{prefix}{error}", []).append(cell.id)
 
     def raise_any(self, n_cells: int) -> None:
         """Raise StudyError with all problems, if there are any."""

@@ -48,8 +48,8 @@ from evaluation.reports.loss_report import (
 from evaluation.reports.report import Block, Chart, ReportedResults, write_pages, write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.statistics.intervals import CLAIM_SEEDS
-from studies.stored_study import Group, StoredStudy, read_study
-from studies.study_results import read_losses, read_other
+from studies.study_results_reader import Group, StoredStudy, read_study
+from studies.study_results_table import read_losses, read_other
 
 MIB = 2**20
 COSTS = {  # key in a cell's record: column, format
@@ -116,7 +116,9 @@ def cells(study: StoredStudy) -> ReportTable:
 def excluded(losses: Sequence[LossResults]) -> ReportTable:
     """Lengths that could not be evaluated, and results that are not comparable."""
     rows: list[list[Cell]] = [
-        [r.place["evaluation"], *key, lengths] for r in losses for key, lengths in r.missing.items()
+        [r.study_columns["evaluation"], *key, lengths]
+        for r in losses
+        for key, lengths in r.missing.items()
     ]
     columns = ["evaluation", "scheme", "reason", "lengths"]
     return ReportTable("Missing results", columns, rows, numbers=3)
@@ -150,8 +152,9 @@ METHODS = {
         "quantile at α/2m. They do not extend to other model sizes or training budgets."
     ),
     "Context reach": (
-        "no longer context improves on the best one up to it by the tolerance; a gain is shown "
-        "where a length is better than every shorter one."
+        "the smallest length L such that every longer context is shown to gain less than the "
+        "tolerance over the best one up to L; a gain is shown where a length is better than every "
+        "shorter one."
     ),
     "Use of context": (
         "a low loss at a long length does not show that distant context is used, because windows "
@@ -263,7 +266,7 @@ def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
 
 def _other_section(r: ReportedResults, styles: Styles, is_first: bool) -> Sections:
     """The section about an evaluation other than loss by length."""
-    protocol = r.facts["protocol"]
+    protocol = r.record["protocol"]
     title, draw, tables = OTHERS[protocol]
     blocks: list[Block] = list(tables(r))
     if draw is not None:

@@ -14,7 +14,7 @@ from run_directory.position_overrides import meta_model
 from settings.load import dump
 from studies.cell_pool import CellPool, seconds_left, submit
 from studies.planned_cells import PlannedCell, StudyPlanner
-from studies.study_record import flops_of, gather
+from studies.study_results_writer import flops_of, gather
 from studies.study_settings import StudySettings, cells_of, running_order
 from studies.study_texts import StudyTexts
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 from settings.fields import StrictSettings, setting
-from studies.stored_study import CONFIDENCE, SCHEME, SEED, TOLERANCE
+from studies.study_results_reader import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 
 def _directory_name(label: str) -> str:
@@ -38,7 +38,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _overrides(value: Any) -> Any:
-    """Of a label: a list, a single one or none."""
+    """The overrides of a label, from a list, a single string or null."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
@@ -51,7 +51,7 @@ Grid = Annotated[dict[DirectoryName, Axis], Field(min_length=1)]
 
 
 class VariantSettings(StrictSettings):
-    """A row of the report besides the schemes as trained: the runs of a scheme under a method."""
+    """A further row of the report: the runs of a scheme, evaluated under a method."""
 
     scheme: str = Field(description="label of the axis `scheme` whose runs are evaluated")
     method: str = setting(
@@ -142,19 +142,19 @@ class StudySettings(StrictSettings):
         skips = {"skip": self.skip}
         for name, entry in self.evaluations.items():
             skips[f"evaluations.{name}.skip"] = entry.skip
-        for place, skip in skips.items():
+        for key, skip in skips.items():
             for i, labels in enumerate(skip):
                 for axis, out in labels.items():
-                    names.append((f"{place}.{i}", axis, list(self.grid)))
+                    names.append((f"{key}.{i}", axis, list(self.grid)))
                     known = list(self.grid.get(axis, out))
-                    names += [(f"{place}.{i}.{axis}", label, known) for label in out]
+                    names += [(f"{key}.{i}.{axis}", label, known) for label in out]
         names += [
             (f"variants.{label}.scheme", variant.scheme, schemes)
             for label, variant in self.variants.items()
         ]
         problems = [
-            f"{place} = {name} is not among {', '.join(known) or 'nothing'}"
-            for place, name, known in names
+            f"{key} = {name} is not among {', '.join(known) or 'nothing'}"
+            for key, name, known in names
             if name is not None and name not in known
         ]
         problems += [

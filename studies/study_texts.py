@@ -13,7 +13,7 @@ from data.preparation.preparation import prepare
 from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.windows import choose_targets
+from evaluation.scoring.evaluation_plan import choose_targets
 from evaluation.stores import EvaluationStores
 from run_directory.console import Console
 from run_directory.run import MANIFEST, is_run

@@ -6,7 +6,7 @@ from evaluation.results_table import ResultRow
 def find(table, variant, metric, length=None, where="", at=None) -> ResultRow | None:
     """The row over all seeds at this place."""
     wanted = (variant, metric, length, where, at, "")
-    found = [row for row in map(ResultRow._make, table.values.tolist()) if row.place == wanted]
+    found = [row for row in map(ResultRow._make, table.values.tolist()) if row.key == wanted]
     assert len(found) < 2
     return found[0] if found else None
 

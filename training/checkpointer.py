@@ -4,7 +4,7 @@ import math
 
 from run_directory.checkpoints import find_checkpoint, prune, save_checkpoint, steps_of
 from run_directory.process_group import error_barrier
-from run_directory.stages import stage_of, stages_of
+from run_directory.training_schedule import stage_of, stages_of
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState

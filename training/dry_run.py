@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from data import check_texts, is_prepared
-from data.sampling.segments import SegmentPlan
+from data.sampling.window_order import StepRanges
 from model import TokenPositions, Transformer
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
-from run_directory.stages import TrainingSchedule
+from run_directory.training_schedule import TrainingSchedule
 from training.description import describe_parent, describe_run
 from training.memory_estimate import MemoryEstimate, size_text
 from training.micro_batches import MicroBatch, StepBatch
@@ -69,7 +69,7 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
 
 def flops_left(settings: RunSettings, model: Transformer) -> float:
     """Training FLOPs of the steps of a run, in a fork without those of its parent."""
-    shares = SegmentPlan(settings.plan).shares(settings.first_step, settings.steps)
+    shares = StepRanges(settings.plan).shares(settings.first_step, settings.steps)
     return sum(
         share.length * (share.stop - share.first) * model.flops_per_token(share.length)
         for share in shares

@@ -20,7 +20,7 @@ from run_directory.metrics_file import parsed_line, read_metrics
 from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
 from run_directory.run_settings import RunSettings
-from run_directory.stages import Stage
+from run_directory.training_schedule import Stage
 from training.hardware import known_peak, peak_memory
 from training.micro_batches import StepBatch
 from training.setup import TrainingRun

@@ -20,7 +20,7 @@ from data.sampling.batches import (
 from errors import TrainingError
 from model import TokenPositions
 from run_directory.run_settings import RunSettings
-from run_directory.stages import Stage, TrainingSchedule
+from run_directory.training_schedule import Stage, TrainingSchedule
 from training.parallel import Parallel
 
 AHEAD = 2  # batches read during a step, so that one that takes long does not delay training

@@ -2,9 +2,9 @@
 
 The documents of an epoch are permuted and concatenated into a token stream. The stream is divided
 into windows of T inputs (the last target of a window is the first input of the next), and the
-windows are permuted as well. data/sampling/segments.py assigns samples to texts, and windows to
-segments where lengths differ. The order does not depend on random state or on the number of ranks,
-so a run can resume at any step and on any number of processes.
+windows are permuted as well. data/sampling/window_order.py assigns samples to texts, and windows to
+step ranges where lengths differ. The order does not depend on random state or on the number of
+ranks, so a run can resume at any step and on any number of processes.
 
 Where a state is carried, windows are not permuted: row r of a batch of B rows reads the r-th of B
 parts of the stream, one window after the other, with the documents and orders of the stream.
@@ -29,7 +29,13 @@ from data.sampling.positions import (
     PositionedTokens,
 )
 from data.sampling.random_draws import permuted
-from data.sampling.segments import MixturePattern, Segment, SegmentPlan, stream_key, window_samplers
+from data.sampling.window_order import (
+    MixturePattern,
+    StepRange,
+    StepRanges,
+    stream_key,
+    window_samplers,
+)
 from data.store import TokenStore
 from data.task_data import SymbolItems
 from errors import DataError
@@ -168,18 +174,18 @@ class BatchSampler:
 
     Args:
         texts: one store, or the texts of a mixture.
-        plan: the segments of the run, each with a window length, a batch size and a number of
+        plan: the step ranges of the run, each with a window length, a batch size and a number of
             steps.
         packing: a key of PACKINGS.
         seed: seed of the data order.
         positions: settings of the positional sampler.
-        is_carried: rows read consecutive windows. The plan has one segment then, of one text.
+        is_carried: rows read consecutive windows. The plan has one step range then, of one text.
     """
 
     def __init__(
         self,
         texts: TokenStore | Sequence[TrainingText],
-        plan: Sequence[Segment],
+        plan: Sequence[StepRange],
         *,
         packing: str,
         seed: int,
@@ -187,7 +193,7 @@ class BatchSampler:
         is_carried: bool = False,
     ):
         self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
-        self.plan = SegmentPlan(plan)
+        self.plan = StepRanges(plan)
         self.packing = packing
         self.seed = seed
         self.positions = positions
@@ -315,7 +321,7 @@ class ItemSampler:
 
     Args:
         items: those of training.
-        plan: the segments of the run.
+        plan: the step ranges of the run.
         answers_only: only the tokens of answers are targets.
         seed: seed of random positions.
         positions: settings of the positional sampler.
@@ -324,7 +330,7 @@ class ItemSampler:
     def __init__(
         self,
         items: SymbolItems,
-        plan: Sequence[Segment],
+        plan: Sequence[StepRange],
         *,
         answers_only: bool,
         seed: int,
@@ -332,7 +338,7 @@ class ItemSampler:
     ):
         self.items = items
         self.answers_only = answers_only
-        self.plan = SegmentPlan(plan)
+        self.plan = StepRanges(plan)
         self.seed = seed
         self.positions = positions
         if min(self.plan.lengths) < items.data.longest or len(self.plan.lengths) > 1:

@@ -17,10 +17,10 @@ from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import AttentionDiagnosticSettings
 from evaluation.scoring.cells import Advance, EvaluationCell
+from evaluation.scoring.evaluation_plan import fixed_plan
 from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import spread
-from evaluation.scoring.windows import fixed_plan
 from model import TokenPositions, Transformer
 from model.attention.kernels import AttentionDetails, attention_details
 from model.attention.mask import AttentionView, Normalizer
@@ -78,12 +78,12 @@ class AttentionMeasurement(DiagnosticMeasurement):
         console=None,
     ):
         plan = fixed_plan(settings, text, tokenizer.hash, subject.trained_length)
-        chosen = spread(len(plan.truncated), settings.windows)
+        chosen = spread(len(plan.baseline_windows), settings.windows)
         self.plan = plan
         self.chosen = {length: windows[chosen] for length, windows in plan.windows.items()}
-        lengths = {length: length for length in plan.lengths}
-        document = plan.truncated[chosen, 0]
-        super().__init__(settings, subject, text, tokenizer, methods, lengths, document, console)
+        needed = {length: length for length in plan.lengths}
+        document = plan.baseline_windows[chosen, 0]
+        super().__init__(settings, subject, text, tokenizer, methods, needed, document, console)
         if plan.note:
             self.warn(plan.note)
         self.title = f"attention in {len(self.unit)} windows"
@@ -97,7 +97,7 @@ class AttentionMeasurement(DiagnosticMeasurement):
                 )
 
     def edges(self, length: int) -> list[int]:
-        """Of the buckets of distances."""
+        """The edges of the buckets of distances."""
         return bucket_edges(length, self.subject.trained_length)
 
     def cells(self) -> list[EvaluationCell]:
@@ -262,7 +262,7 @@ def _by_bucket(values: Tensor, index: Tensor, buckets: int) -> Tensor:
 
 
 def _variance(values: Tensor, counted: Tensor) -> Tensor:
-    """Of the counted values of the last axis; 0 where there are none."""
+    """Variance of the counted values of the last axis; 0 where there are none."""
     count = counted.sum(-1, keepdim=True).clamp(min=1)
     mean = torch.where(counted, values, 0.0).sum(-1, keepdim=True) / count
     return torch.where(counted, values - mean, 0.0).square().sum(-1) / count[..., 0]

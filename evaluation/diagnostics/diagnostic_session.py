@@ -29,14 +29,14 @@ class DiagnosticMeasurement(Measurement):
         text: EvaluationText,
         tokenizer,
         methods: list[Method],
-        lengths: Mapping[int, int],
+        positions_needed: Mapping[int, int],
         document: np.ndarray,
         console,
     ):
         # A context cut to the trained length shows nothing beyond it.
         methods = [method for method in methods if not method.truncates]
         facts = {"corpus_hash": text.store.hash, "tokenizer_hash": tokenizer.hash}
-        super().__init__(settings, subject, methods, lengths, facts=facts, console=console)
+        super().__init__(settings, subject, methods, positions_needed, facts=facts, console=console)
         self.text = text
         units, _, self.unit_kind = text.units()
         self.unit = units[document]

@@ -159,11 +159,11 @@ class GenerationMeasurement(DiagnosticMeasurement):
         return text, values
 
     def continuations(self) -> Iterator[tuple[str, str, str, dict[str, np.ndarray]]]:
-        """Of every measured cell: method, source, the first continuation, and measure -> (prompts,
-        buckets)."""
+        """The method, source and first continuation of every measured cell, and its measures, each
+        (prompts, buckets)."""
         for cell in self.cells():
-            if cell.where in self.kept[cell.role]:
-                yield cell.method.label, cell.role, *self.kept[cell.role][cell.where]
+            if cell.where in self.values_by_role[cell.role]:
+                yield cell.method.label, cell.role, *self.values_by_role[cell.role][cell.where]
 
     def _generate(
         self,

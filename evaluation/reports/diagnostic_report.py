@@ -147,7 +147,7 @@ def attention_report(
     return report
 
 
-def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
+def parts_of(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
     """Parts of (W, layers, H, ...): all layers and heads, then each layer with all its heads and
     each head alone."""
     _, layers, heads = values.shape[:3]
@@ -161,11 +161,11 @@ def places(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
 
 def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
-    for (method, length), sample in measurement.kept[""].items():
+    for (method, length), sample in measurement.values_by_role[""].items():
         for measure in ATTENTION:
-            for place, part in places(sample[measure]):
-                cell = {"method": method, "length": length, **place, "measure": measure}
-                if place["head"] is None:
+            for layer_and_head, part in parts_of(sample[measure]):
+                cell = {"method": method, "length": length, **layer_and_head, "measure": measure}
+                if layer_and_head["head"] is None:
                     by_window = part.nanmean((1, 2)).numpy()
                     cell |= mean_over_units(
                         by_window,
@@ -180,14 +180,14 @@ def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
 
 def distance_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
-    for (method, length), sample in measurement.kept[""].items():
-        masses = places(sample["by_distance"])
-        uniform = places(sample["visible"])
-        for (place, mass), (_, visible) in zip(masses, uniform, strict=True):
+    for (method, length), sample in measurement.values_by_role[""].items():
+        masses = parts_of(sample["by_distance"])
+        uniform = parts_of(sample["visible"])
+        for (layer_and_head, mass), (_, visible) in zip(masses, uniform, strict=True):
             yield {
                 "method": method,
                 "length": length,
-                **place,
+                **layer_and_head,
                 "edges": measurement.edges(length),
                 "mass": mass.mean((0, 1, 2)).tolist(),
                 "uniform": visible.mean((0, 1, 2)).tolist(),
@@ -202,8 +202,8 @@ def attention_rows(record: dict) -> Iterator[ResultRow]:
             for metric, column in (("mass", "mass"), ("uniform_mass", "uniform")):
                 edges = pairwise(cell["edges"])
                 for (start, stop), value in zip(edges, cell[column], strict=True):
-                    place = {"measure": metric, "start": start, "stop": stop}
-                    yield flat_row({**cell, **place, "value": value})
+                    columns = {"measure": metric, "start": start, "stop": stop}
+                    yield flat_row({**cell, **columns, "value": value})
 
 
 def attention_verdict(r: ReportedResults) -> str:
@@ -227,7 +227,7 @@ def attention_tables(r: ReportedResults) -> list[ReportTable]:
 
 
 def attention_figures(r: ReportedResults) -> dict[str, Figure]:
-    """Of each method: measures by length and layer, and mass by distance; of all together."""
+    """Measures by length and layer and mass by distance for each method, and measures by method."""
     figures = {}
     for name in dict.fromkeys(row.variant for row in r.rows("entropy")):
         figures[stem_of("attention_by_length", name)] = layers_figure(r, name)
@@ -252,7 +252,7 @@ def attention_figure(
 
 def layers_figure(r: ReportedResults, name: str) -> Figure:
     """A line for each layer, and for the mean over them."""
-    layers = [f"layer {n + 1}" for n in range(len(r.facts["layer_kinds"]))]
+    layers = [f"layer {n + 1}" for n in range(len(r.record["layer_kinds"]))]
 
     def rows(measure: str) -> list[ResultRow]:
         rows = [row for where in ("", *layers) for row in r.rows(measure, name, where=where)]
@@ -267,7 +267,7 @@ def mass_figure(r: ReportedResults, name: str) -> Figure:
     lengths = [row.length for row in r.rows("entropy", name)]
     longest = lengths[-1]
     by_layer = {}
-    for n, kind in enumerate(r.facts["layer_kinds"], start=1):
+    for n, kind in enumerate(r.record["layer_kinds"], start=1):
         mass = r.rows("mass", name, where=f"layer {n}")
         uniform = r.rows("uniform_mass", name, where=f"layer {n}")
         uniform = [row for row in uniform if row.length == longest]
@@ -360,10 +360,10 @@ def generation_tables(r: ReportedResults) -> list[ReportTable]:
 
 def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:
     """A panel for each measure, a line for each source of text."""
-    edges = r.facts["edges"]
+    edges = r.record["edges"]
     text = FigureText(
         f"Generation past the trained length, {name}",
-        f"{r.title}: {r.facts['prompts']} prompts of {edges[0]:,} tokens",
+        f"{r.title}: {r.record['prompts']} prompts of {edges[0]:,} tokens",
         f"Repetitions within the previous {edges[1] - edges[0]:,} tokens. Dotted: trained length.",
     )
     return measures_figure(

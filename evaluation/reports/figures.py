@@ -62,7 +62,7 @@ STYLE: dict[Any, Any] = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "axes.formatter.useoffset": False,  # an offset at the end of an axis is easily missed
-    "text.parse_math": False,  # names of runs and methods may contain `$`; formulas set parse_math
+    "text.parse_math": False,  # names of runs and methods may contain `$`; axis labels set it
     "svg.fonttype": "none",
     "svg.hashsalt": "sextant",
 }
@@ -72,13 +72,11 @@ Numbers = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class FigureText:
-    """Title, subtitle and note; empty for a figure with a caption elsewhere. `formula`: subtitle
-    and headings of panels are mathtext, as axis labels always are."""
+    """Title, subtitle and note; empty for a figure with a caption elsewhere."""
 
     title: str = ""
     subtitle: str = ""
     note: str = ""
-    formula: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ def panels(
         FigureCanvasAgg(figure)
         title = {"fontsize": 11.5, "fontweight": "bold", "color": INK, "va": "top"}
         figure.text(0.02, 1 - 0.12 / total, text.title, **title)
-        small = {"fontsize": 8.5, "color": SOFT, "va": "top", "parse_math": text.formula}
+        small = {"fontsize": 8.5, "color": SOFT, "va": "top"}
         figure.text(0.02, 1 - 0.36 / total, text.subtitle, **small)
         figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
         under = (foot + key_height) / total
@@ -249,8 +247,7 @@ def panels(
         handles: dict[Any, Line2D] = {}
         for n, panel in enumerate(shown):
             axes = grid.flat[n]
-            heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
-            heading.set_parse_math(text.formula)
+            axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
             lines = panel.draw(axes)
             across = x if n + columns >= len(shown) else ""
             up = y if n % columns == 0 else ""
@@ -380,12 +377,12 @@ class LengthAxis:
     Attributes:
         ticks: its range; at most eight are shown.
         trained: trained lengths, marked by dotted lines.
-        place: the x of a row, on a log2 scale.
+        x_of: the x of a row, on a log2 scale.
     """
 
     ticks: Sequence[float]
     trained: Sequence[float] = ()
-    place: Callable[[ResultRow], float] = attrgetter("length")
+    x_of: Callable[[ResultRow], float] = attrgetter("length")
 
     def apply(self, axes: Axes, name_marks: bool = False) -> None:
         low = min(*self.ticks, *self.trained)
@@ -410,7 +407,7 @@ def curves_of(rows: Iterable[ResultRow], styles: Styles, axis: LengthAxis) -> li
         style = styles[variant]
         curve = Curve(
             style.label(variant),
-            x=[float(axis.place(row)) for row in own],
+            x=[float(axis.x_of(row)) for row in own],
             y=[row.value for row in own],
             color=style.color,
             low=[row.low for row in own],

@@ -71,8 +71,10 @@ class LossResults(ReportedResults):
         gain                             −delta, with an individual interval
         gain_per_doubling                of the step of the grid that ends at L
         held_to, break_point             (all lengths) largest length held, smallest length broken
-        context_reach, gain_shown_to     (all lengths) no longer context improves on the best up to
-                                         it; longest length shown to improve on all shorter
+        context_reach                    (all lengths) smallest length such that every longer
+                                         context is shown to gain less than the tolerance
+        gain_shown_to                    (all lengths) longest length shown to improve on all
+                                         shorter ones
         difference                       NLL minus that of the baseline
         repeated_nll, control_nll,       of tokens that repeat text at distances from `at` to before
         read_gain                        `until`, before and after it was replaced, and the change
@@ -80,13 +82,14 @@ class LossResults(ReportedResults):
         gain_at_positions                and their gain over truncation
         failure                          `note`: why there is no number
 
-    Of a study also nll_as_trained (at L0) and unigram_nll, and nll and nll_as_trained of each seed.
+    A study also has nll_as_trained (at L0) and unigram_nll, and nll and nll_as_trained of each
+    seed.
 
     Attributes:
         lengths: of the grid.
         unit_kind, units: the independent units of the intervals.
         family, difference_family: numbers of simultaneous verdicts and differences.
-        truncated: NLL of the baseline with its context truncated to the trained length.
+        baseline_nll: NLL of the baseline with its context truncated to the trained length.
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants of models hardly better than that.
         imprecise: variants whose bfloat16 is too far from float32 for verdicts.
@@ -102,7 +105,7 @@ class LossResults(ReportedResults):
     confidence: float
     family: int = 1
     difference_family: int = 1
-    truncated: float | None = None
+    baseline_nll: float | None = None
     unigram: float | None = None
     undertrained: Sequence[str] = ()
     imprecise: Sequence[str] = ()
@@ -128,13 +131,13 @@ class LossResults(ReportedResults):
     @property
     def sample(self) -> str:
         noun = "targets" if self.per == "token" else f"{self.per}s"
-        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
-        documents = self.facts.get("documents")
+        targets = f"{self.record['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
+        documents = self.record.get("documents")
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
         if self.seeds:
             targets += f", {self.seed_counts('seed')} per {self.noun}"
-        return targets + dtype_note(self.facts.get("dtype", "float32"))
+        return targets + dtype_note(self.record.get("dtype", "float32"))
 
     @property
     def intervals(self) -> str:
@@ -223,7 +226,7 @@ def differences(r: LossResults) -> ReportTable:
 
 
 def read_gain_table(r: ReportedResults) -> ReportTable:
-    """What is read of repeated text, by distance and length."""
+    """The read gain of repeated text by distance and length."""
     rows = r.rows("read_gain")
     rows.sort(key=lambda row: (r.names.index(row.variant), row.at))
     return pivot(
@@ -362,9 +365,9 @@ def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
     rows = [row for row in r.rows("nll", seed=None) if row.variant != TRUNCATE]
     levels = []
-    if r.truncated is not None:
+    if r.baseline_nll is not None:
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
-        levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated))
+        levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.baseline_nll))
     top = top_of_colored(rows, styles)
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [
@@ -395,7 +398,7 @@ def position_figure(r: ReportedResults, styles: Styles) -> Figure:
     gain_rows = r.rows("gain_at_positions")
     shown = [
         length_panel(rows, styles, axis, y="NLL, nats per token"),
-        difference_panel(gain_rows, styles, axis, heading, r.facts.get("tolerance", 0.02)),
+        difference_panel(gain_rows, styles, axis, heading, r.record.get("tolerance", 0.02)),
     ]
     return panels(shown, text, x="tokens seen (log scale)")
 
@@ -451,7 +454,7 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
 def loss_report(
     runs: Mapping[str, LossMeasurement], name: str = "loss", facts: Mapping | None = None
 ) -> EvaluationReport:
-    """Of one run under its methods, or of several runs on the same targets, by name.
+    """The report of one run under its methods, or of several runs, by name, on the same targets.
 
     Args:
         name: of the results folder.
@@ -466,7 +469,7 @@ def loss_report(
         title=f"{len(runs)} runs" if others else first.subject.name,
         variants=analysis.variants,
         noun="run" if others else "method",
-        facts={**record, **(facts or {})},
+        record={**record, **(facts or {})},
         table=table,
         lengths=first.plan.lengths,
         unit_kind=first.unit_kind,
@@ -510,8 +513,8 @@ def loss_report(
         ]
         report.tables = [overview(r), differences(r)]
         return report
-    r.truncated = first.truncated_nll
-    r.unigram = first.unigram_nll
+    r.baseline_nll = first.baseline_mean
+    r.unigram = first.unigram_mean
     if first.settings.matrix:  # best first at the longest length
         r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
     same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
@@ -548,7 +551,7 @@ def reference(measurement: LossMeasurement, r: LossResults) -> list[str]:
     if trained:
         more = f", {bits:.3f} bits per byte" if bits else ""
         lines.append(f"As trained at {r.trained_length:,}: perplexity {trained:.2f}{more}.")
-    documents = counted(r.facts["documents"], "document")
+    documents = counted(r.record["documents"], "document")
     lines.append(f"{documents}; intervals describe this checkpoint, not the positional scheme.")
     if measurement.left_out:
         reasons = [f"{label} ({reason})" for label, reason in measurement.left_out.items()]
@@ -597,10 +600,10 @@ def record_of(measurement: LossMeasurement, analysis: Analysis) -> dict:
             "names": [measurement.unit_names[i] for i in ids],
             "targets": counts.tolist(),
         },
-        "unigram_nll": measurement.unigram_nll,
+        "unigram_nll": measurement.unigram_mean,
         "unigram_unit_nll": by_unit(measurement.unigram),
-        "truncated_nll": measurement.truncated_nll,
-        "truncated_unit_nll": by_unit(measurement.truncated),
+        "truncated_nll": measurement.baseline_mean,
+        "truncated_unit_nll": by_unit(measurement.baseline_nll),
         "cells": cells,
         "by_position": by_position(measurement),
         "per_target_nll": measurement.files,
@@ -634,13 +637,13 @@ def position_rows(record: dict) -> Iterator[ResultRow]:
 def read_gain_rows(record: dict) -> Iterator[ResultRow]:
     """The rows of the table of repeated text in a record."""
     for cell in record.get("repeated", {}).get("cells", ()):
-        place = {"at": cell["distance_low"], "until": cell["distance_high"]}
+        distances = {"at": cell["distance_low"], "until": cell["distance_high"]}
         cell = {**cell, "repeated_nll": cell["nll"]}
         for row in melted([cell], ("repeated_nll", "control_nll", "read_gain")):
             is_read = row.metric != "read_gain" or cell["readable"]
             if is_read and cell["method"] != TRUNCATE:
                 note = f"{cell['targets']} targets"
-                yield row._replace(note=note, units=len(cell["units"]), **place)
+                yield row._replace(note=note, units=len(cell["units"]), **distances)
 
 
 def comparison_record(runs: Mapping[str, LossMeasurement], analysis: Analysis) -> dict:

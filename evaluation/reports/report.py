@@ -1,5 +1,5 @@
-"""The report of one evaluation of any kind: its table of results and facts, which are written as
-results.csv and results.json, and sentences, tables and figures as views of them."""
+"""The report of one evaluation of any kind: its table of results and its record, which are written
+as results.csv and results.json, and sentences, tables and figures as views of them."""
 
 import json
 import math
@@ -33,9 +33,10 @@ from evaluation.scoring.cells import Measurement
 from evaluation.scoring.methods import name_of
 
 NAMED = 6  # variants of one outcome that a sentence names
-# Facts about an evaluation that results.csv repeats in each row.
-FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", "tokenizer_hash")
-FACTS += ("targets_hash", "items_hash", "checkpoint_hash", "targets", "documents", "unit")
+# Entries of results.json that results.csv repeats in each row.
+RECORD_COLUMNS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash")
+RECORD_COLUMNS += ("tokenizer_hash", "targets_hash", "items_hash", "checkpoint_hash")
+RECORD_COLUMNS += ("targets", "documents", "unit")
 DOWNLOADS = {
     "results.csv": "all numbers",
     "results.json": "settings, provenance and numbers by unit",
@@ -51,22 +52,22 @@ class ReportedResults:
         title: of sections and figures: the run, or the name of a study's evaluation.
         variants: in their order, with their columns in results.csv: method, run or scheme.
         noun: what a variant is.
-        facts: results.json of the evaluation without its summary, or of the first one of a study.
+        record: results.json of the evaluation without its summary, or of the first one of a study.
         seeds: number of training seeds of each variant; empty for an evaluation of runs.
-        place: columns of results.csv: the evaluation and the group of cells of a study.
+        study_columns: of results.csv: the evaluation and the group of cells of a study.
     """
 
     title: str
     variants: dict[str, dict[str, str]]
     noun: str = "method"
-    facts: Mapping
+    record: Mapping
     table: pd.DataFrame = field(default_factory=results_table)
     seeds: dict[str, int] = field(default_factory=dict)
-    place: dict[str, str] = field(default_factory=dict)
+    study_columns: dict[str, str] = field(default_factory=dict)
 
-    def rows(self, metric: str, variant: str | None = None, **place: str | None) -> list[ResultRow]:
+    def rows(self, metric: str, variant: str | None = None, **where: str | None) -> list[ResultRow]:
         """The rows of a metric, as `select` returns them."""
-        return select(self.table, metric, variant, **place)
+        return select(self.table, metric, variant, **where)
 
     def value(self, metric: str, variant: str, length: int | None = None) -> float | None:
         """The value over all seeds; None if there is none."""
@@ -82,17 +83,17 @@ class ReportedResults:
 
     @property
     def trained_length(self) -> int:
-        return self.facts["trained_length"]
+        return self.record["trained_length"]
 
     @property
     def subtitle(self) -> str:
-        """Of figures of evaluations other than the loss by length."""
+        """The subtitle of figures of all evaluations but the loss by length."""
         count = self.title
-        if items := self.facts.get("items"):
+        if items := self.record.get("items"):
             count = f"{self.title}: {counted(items, 'item')} per length"
-        elif documents := self.facts.get("documents"):
+        elif documents := self.record.get("documents"):
             count = f"{self.title}: {counted(documents, 'document')}"
-        return count + dtype_note(self.facts.get("dtype", "float32"))
+        return count + dtype_note(self.record.get("dtype", "float32"))
 
     def seed_counts(self, noun: str) -> str:
         """`3 seeds`, or `1 to 3 seeds` if the variants differ."""
@@ -169,11 +170,11 @@ def write_results(path: Path, results: Sequence[ReportedResults], **first: str) 
     records = [
         {
             **first,
-            **r.place,
+            **r.study_columns,
             "variant": row.variant,
             **r.variants[row.variant],
             **row._asdict(),
-            **{key: r.facts.get(key) for key in FACTS},
+            **{key: r.record.get(key) for key in RECORD_COLUMNS},
         }
         for r in results
         for row in map(ResultRow._make, r.table.itertuples(index=False))
@@ -242,7 +243,7 @@ class EvaluationReport:
     def write_numbers(self, folder: Path) -> list[Path]:
         """Write tables, records and summary.txt into `folder`; returns results.csv and .json."""
         write_results(folder / "results.csv", [self.results])
-        record = {"format": 1, "summary": self.summary, **self.results.facts}
+        record = {"format": 1, "summary": self.summary, **self.results.record}
         for name, content in {"results.json": record, **self.more_records}.items():
             write_clean_json(folder / name, content)
         write_text(folder / "summary.txt", "\n".join(self.summary) + "\n")
@@ -325,7 +326,7 @@ def caveats(
     errors = []
     remarks: list[str] = []
     for measurement in runs.values():
-        errors += map(abs, measurement.precision.values())
+        errors += map(abs, measurement.bfloat16_error.values())
         remarks += measurement.notes
     dtype = measurement.settings.dtype
     if dtype != "float32":
@@ -380,7 +381,7 @@ def report_of(
     r = ReportedResults(
         title=measurement.subject.name,
         variants=method_variants(method.label for method in measurement.methods),
-        facts=record,
+        record=record,
         table=results_table(rows),
     )
     return EvaluationReport(

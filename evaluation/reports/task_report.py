@@ -100,7 +100,7 @@ def task_title(record: Mapping) -> str:
 
 def figures_of(r: ReportedResults) -> dict[str, Figure]:
     styles = styles_of(r.names, name_of(TRAINED))
-    figures = {"accuracy_by_length": accuracy_figure(r, styles)} if r.facts["cells"] else {}
+    figures = {"accuracy_by_length": accuracy_figure(r, styles)} if r.record["cells"] else {}
     for name in dict.fromkeys(row.variant for row in r.rows("accuracy_by_depth")):
         stem = "trained" if name == name_of(TRAINED) else name
         figures[f"accuracy_by_depth_{stem}"] = depth_figure(r, name)
@@ -168,13 +168,13 @@ def task_rows(record: dict) -> Iterator[ResultRow]:
 
 
 def main_rows(r: ReportedResults) -> list[ResultRow]:
-    """Of the metric that is compared with chance."""
+    """The rows of the metric that is compared with chance."""
     return r.rows("accuracy") or r.rows("exact")
 
 
 def length_text(r: ReportedResults, row: ResultRow) -> str:
     """`21–40`, or `40`."""
-    for length in r.facts.get("lengths", ()):
+    for length in r.record.get("lengths", ()):
         if isinstance(length, list) and length[0] < length[1] == row.length:
             return f"{length[0]:,}–{length[1]:,}"
     return f"{row.length:,}"
@@ -195,14 +195,14 @@ def task_verdict(r: ReportedResults) -> str:
 
 
 def _chance(r: ReportedResults) -> str:
-    return f"{r.facts['chance']:.1%}"
+    return f"{r.record['chance']:.1%}"
 
 
 def task_tables(r: ReportedResults) -> list[ReportTable]:
     """A row per variant and length; and accuracy by depth."""
     length = {"length": lambda row: length_text(r, row)}
     by_depth = r.rows("accuracy_by_depth")
-    title = f"{task_title(r.facts)}: {r.subtitle}, chance {_chance(r)}"
+    title = f"{task_title(r.record)}: {r.subtitle}, chance {_chance(r)}"
     depths = sorted({row.at for row in by_depth if row.at is not None})
     return [
         metrics_table(r, title, METRICS, length),
@@ -222,15 +222,15 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     rows = [row._replace(low=max(row.low, 0.0), high=min(row.high, 1.0)) for row in main_rows(r)]
     bold = rows[0].metric
     thin = "exact" if bold == "accuracy" else "symbol_accuracy"
-    trained = r.facts.get("trained_lengths", [r.trained_length])[-1]
+    trained = r.record.get("trained_lengths", [r.trained_length])[-1]
     axis = LengthAxis(sorted({row.inputs for row in rows}), [trained])
     note = f"Thin: {METRICS[thin][0]}."
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
-    chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
+    chance = [(f"chance  {_chance(r)}", r.record["chance"])]
     rows += [row._replace(seed=thin) for row in r.rows(thin)]  # drawn as single seeds are
     panel = length_panel(rows, styles, axis, y=METRICS[bold][0], levels=chance, share=True, top=1.0)
-    text = FigureText(f"{task_title(r.facts)}: {METRICS[bold][0]} by length", r.subtitle, note)
+    text = FigureText(f"{task_title(r.record)}: {METRICS[bold][0]} by length", r.subtitle, note)
     return panels([panel], text, x="length (log scale)")
 
 
@@ -238,7 +238,7 @@ def depth_figure(r: ReportedResults, name: str) -> Figure:
     """A grid over the lengths and depths."""
     lengths = r.lengths_of("accuracy")
     text = FigureText(
-        f"{task_title(r.facts)}, {name}: accuracy by depth of the answer",
+        f"{task_title(r.record)}, {name}: accuracy by depth of the answer",
         f"{r.subtitle}; in %, chance {_chance(r)}; trained at {r.trained_length:,}",
         "In brackets: Wilson's interval of each cell.",
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from data.files import canonical_hash, sha256_of
 from errors import EvaluationError
-from evaluation.scoring.windows import ChosenTargets
+from evaluation.scoring.evaluation_plan import ChosenTargets
 
 WHITE = np.array(list(b" \t\n\r\v\f"))
 
@@ -30,18 +30,18 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
         )
     shared = cache(lambda document: _shared_document(runs, document))
     spans = {}  # document, first byte, end -> first token and end in each run
-    for place, last, _, count in plan.truncated.tolist():
-        _, starts, cuts = shared(place)
+    for number, last, _, count in plan.baseline_windows.tolist():
+        _, starts, cuts = shared(number)
         low, high = starts[0][[last - count, last]]
         inside = cuts[(cuts >= low) & (cuts <= high)]
         if len(inside) > 1:
             ends = inside[[0, -1]]
             ranges = [np.searchsorted(offsets, ends).tolist() for offsets in starts]
             if all(
-                lengths[-1] < end <= start + lengths[0] and run.text.is_clean(place, start, end)
+                lengths[-1] < end <= start + lengths[0] and run.text.is_clean(number, start, end)
                 for run, (start, end) in zip(runs, ranges, strict=True)
             ):
-                spans[place, *ends.tolist()] = ranges
+                spans[number, *ends.tolist()] = ranges
     if not spans:
         raise EvaluationError(
             f"no span of targets has at most {lengths[0]} tokens, and {lengths[-1]} of context, "
@@ -64,7 +64,7 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
         own = replace(
             plan,
             windows=windows,
-            truncated=windows[int(run.plan.truncated[0, 2])],
+            baseline_windows=windows[int(run.plan.baseline_windows[0, 2])],
             hash=digest,
             record={"hash": digest, **record},
             span_bytes=high - low,

@@ -21,12 +21,12 @@ from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.batch_size import choose_batch, memory_needed
-from evaluation.scoring.methods import TRAINED, CellPlace, Method
+from evaluation.scoring.methods import TRAINED, Method, MethodAndLength
 from model import ModelError, Transformer
 from model.devices import free_memory
 from run_directory.console import Console
 
-# Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
+# Version of the keys of stored cells; with a new one, stored cells are measured again.
 KEY_FORMAT = 2
 # Settings of a scheme that were added later: keys contain them only where they are set, so that
 # cells stored before are still found.
@@ -51,10 +51,10 @@ class EvaluationCell:
     keep: int  # outputs of a window that are scored
     chunk: int  # tokens of one pass
     role: str = ""  # what sets it apart from the cell of its method and length
-    windows: Any = None  # (n, 4) as in windows.py, of text that is read in windows
+    windows: Any = None  # (n, 4) as in evaluation_plan.py, of text that is read in windows
 
     @property
-    def where(self) -> CellPlace:
+    def where(self) -> MethodAndLength:
         return self.method.label, self.length
 
     @property
@@ -137,17 +137,17 @@ class Measurement(ABC):
     """The cells of one run under its methods, their numbers and the memory budget.
 
     Args:
-        lengths: of the cells, with the number of positions that each requires.
-        facts: for results.json.
+        positions_needed: number of positions that each length requires.
+        facts: entries of results.json.
         cells: folder of stored cells; None for a kind that stores none.
 
     Attributes:
         schemes: position settings as evaluated, by label of a method.
         absent: cells that cannot exist, and why.
         failed: cells without numbers, and why.
-        kept: the numbers of the cells of each role, by (method, length).
+        values_by_role: the numbers of the cells of each role, by (method, length).
         files: of the stored cells, by "method@length".
-        precision: mean bfloat16 - float32 in nats.
+        bfloat16_error: mean NLL in bfloat16 minus that in float32, in nats.
         notes: caveats.
 
     Raises EvaluationError for an illegal method, and for a length that no method supports unless
@@ -164,7 +164,7 @@ class Measurement(ABC):
         settings: Any,
         subject: EvaluatedModel,
         methods: list[Method],
-        lengths: Mapping[int, int],
+        positions_needed: Mapping[int, int],
         *,
         facts: dict,
         cells: Path | None = None,
@@ -174,7 +174,7 @@ class Measurement(ABC):
         self.settings = settings
         self.subject = subject
         self.methods = methods
-        self.lengths = lengths
+        self.lengths = list(positions_needed)
         self.facts = facts
         self.store = None if cells is None else CellStore(cells)
         self.console = console or Console(quiet=True)
@@ -182,15 +182,15 @@ class Measurement(ABC):
         self.device = self.ranks.device(settings.device)
         self.schemes = subject.schemes(methods)
         refuse = getattr(settings, "unreachable", "refuse") == "refuse"
-        self.absent = subject.absent_cells(methods, lengths, refuse=refuse)
-        self.failed: dict[CellPlace, str] = {}
-        self.kept: dict[str, dict[CellPlace, Any]] = defaultdict(dict)
+        self.absent = subject.absent_cells(methods, positions_needed, refuse=refuse)
+        self.failed: dict[MethodAndLength, str] = {}
+        self.values_by_role: dict[str, dict[MethodAndLength, Any]] = defaultdict(dict)
         self.files: dict[str, str] = {}
-        self.precision: dict[CellPlace, float] = {}
+        self.bfloat16_error: dict[MethodAndLength, float] = {}
         self.notes: list[str] = []
         # By file, as methods with equal keys share a cell: the numbers, or why there are none, and
         # (bytes without the weights, windows per batch).
-        self.values: dict[str, Any] = {}
+        self.values_by_file: dict[str, Any] = {}
         self.batches: dict[str, tuple[int, int]] = {}
 
     @abstractmethod
@@ -219,12 +219,12 @@ class Measurement(ABC):
                 for cell in missing:
                     self._measure(cell, lambda share, n=cell.tokens: progress.advance(share * n))
         for cell in cells:
-            values = self.values[cell.file]
+            values = self.values_by_file[cell.file]
             if isinstance(values, Exception):
                 self.failed[cell.where] = str(values)
                 self.warn(f"{cell.method.label} at {cell.length}: {values}; this cell is skipped")
                 continue
-            self.kept[cell.role][cell.where] = values
+            self.values_by_role[cell.role][cell.where] = values
             if self.store:
                 self.files[f"{cell.label}@{cell.length}"] = cell.file
         return self
@@ -235,9 +235,9 @@ class Measurement(ABC):
         try:
             values = self.score(cell, self.model(cell), batch, advance)
         except (CellFailed, ModelError) as error:
-            self.values[cell.file] = error
+            self.values_by_file[cell.file] = error
             return
-        self.values[cell.file] = values
+        self.values_by_file[cell.file] = values
         if self.store and self.ranks.main:
             self.store.save(cell.key, values)
 
@@ -300,10 +300,10 @@ class Measurement(ABC):
             # Only rank 0 reads, so that all ranks agree.
             stored = self.ranks.from_main(lambda: [load(cell.key) for cell in distinct.values()])
             pairs = zip(distinct, stored, strict=True)
-            self.values |= {file: values for file, values in pairs if values is not None}
-        if done := sum(cell.file in self.values for cell in cells):
+            self.values_by_file |= {file: values for file, values in pairs if values is not None}
+        if done := sum(cell.file in self.values_by_file for cell in cells):
             self.console.info(f"{done} of {len(cells)} cells are already done and reused")
-        return [cell for file, cell in distinct.items() if file not in self.values]
+        return [cell for file, cell in distinct.items() if file not in self.values_by_file]
 
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
         """Set the peak memory and the batch of each cell, and print the cost of all. Raises

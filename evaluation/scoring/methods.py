@@ -16,7 +16,7 @@ BUILTIN = Path(__file__).resolve().parents[2] / "configs" / "evaluation" / "meth
 _LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
 
 
-CellPlace = tuple[str, int]  # label of a method, length
+MethodAndLength = tuple[str, int]  # label of a method, length
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class TargetSet:
 
 def targets_of(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Document and text index of every counted target, each (n_targets,); `windows` (n, 4) as in
-    `windows.py`."""
+    `evaluation_plan.py`."""
     document, end, _, keep = windows.T
     index = np.repeat(end - np.cumsum(keep), keep) + np.arange(keep.sum())
     return np.repeat(document, keep), index
@@ -207,7 +207,7 @@ def draw_targets(
         "seed": seed,
     }
     key = f"{seed}|{corpus}|{tokenizer_hash}|{longest}|{span}|{spans_per_document}|{text.bos_rule}"
-    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
+    outside = " outside excluded text" if len(text.excluded) else ""
     chosen = draw_documents(
         key,
         reaches(text, span, spans_per_document),
@@ -266,8 +266,8 @@ def draw_documents(
     need: str,
     fix: str = "",
 ) -> np.ndarray:
-    """At most `limit` of the documents whose `room` (n_documents,) is `longest` or more, ascending,
-    by a choice of the key.
+    """Draw at most `limit` of the documents whose `room` (n_documents,) is at least `longest`, with
+    `key` as the seed. Returns their numbers, ascending.
 
     Raises EvaluationError, with the longest usable length, if they are fewer than `least`. `need`:
     what a document must have.
@@ -278,9 +278,8 @@ def draw_documents(
         if len(room) >= least:
             usable = max(0, int(np.sort(room)[-least]))
         raise EvaluationError(
-            f"length {longest} needs {least} document(s) of {need}; {len(eligible)} of {len(room)} "
-            f"({len(eligible) / max(1, len(room)):.1%}) have that many; the longest usable length "
-            f"is {usable}{fix}"
+            f"length {longest} needs {least} document(s) of {need}: only {len(eligible)} of "
+            f"{len(room)} documents are long enough; the longest usable length is {usable}{fix}"
         )
     ranked = sorted(eligible, key=lambda d: (draw_integer(key, "document", d), d))
     return np.array(sorted(ranked[:limit]), dtype=np.int64)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from errors import EvaluationError
+from evaluation.any_model_loss import measure_windows
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.fixed_targets import measure_windows
 from evaluation.ranks import lost_process
 from evaluation.scoring.cells import (
     Advance,
@@ -19,10 +19,10 @@ from evaluation.scoring.cells import (
     EvaluationCell,
     Measurement,
 )
-from evaluation.scoring.methods import TRAINED, TRUNCATE, CellPlace, Method
+from evaluation.scoring.evaluation_plan import ChosenTargets, truncation_step
+from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, MethodAndLength
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.targets import EvaluationText, targets_of
-from evaluation.scoring.windows import ChosenTargets, truncation_step
 from model import ContextShard, ModelError, TokenPositions, Transformer
 from model.devices import to_device
 from model.sharding import is_broken_link
@@ -35,7 +35,7 @@ TRUNCATED = "truncated"  # role of the baseline of by-position
 REPEATED = "repeated"  # role of a cell of repeated text
 CONTROL = "control"  # role of a cell of repeated text whose earlier occurrence is replaced
 
-Losses = dict[CellPlace, np.ndarray]
+Losses = dict[MethodAndLength, np.ndarray]
 
 
 class LossMeasurement(Measurement):
@@ -51,8 +51,9 @@ class LossMeasurement(Measurement):
             those that `screening` drops.
         document, unit: of every target (n,); `units` are those of all documents of the corpus, and
             `unit_names` their names.
-        truncated: NLL with the context truncated to L0: the baseline of every net gain.
-        unigram: NLL of a unigram model.
+        baseline_nll: as trained, of every target with the context truncated to L0: the baseline of
+            every net gain.
+        unigram: NLL of every target under a unigram model.
         n_bytes: of the targets' text.
         repeated, control: as `nll`, of the plan's repeated targets, and after their earlier
             occurrence was replaced.
@@ -69,7 +70,7 @@ class LossMeasurement(Measurement):
         targets: ChosenTargets,
         methods: list[Method],
         cells: Path,
-        **place: Any,
+        **environment: Any,
     ):
         self.targets = targets
         self.text = targets.text
@@ -81,16 +82,18 @@ class LossMeasurement(Measurement):
             "tokenizer_hash": targets.tokenizer.hash,
             "documents_in_corpus": store.n_documents,
         }
-        lengths = {length: length for length in self.plan.lengths}
-        super().__init__(settings, subject, methods, lengths, facts=facts, cells=cells, **place)
-        document, _ = targets_of(self.plan.truncated)
+        needed = {length: length for length in self.plan.lengths}
+        super().__init__(
+            settings, subject, methods, needed, facts=facts, cells=cells, **environment
+        )
+        document, _ = targets_of(self.plan.baseline_windows)
         self.document = document[self.screening.kept]
         self.units, self.unit_names, self.unit_kind = self.text.units()
         self.unit = self.units[self.document]
         self.nll: Losses = {}
         self.repeated: Losses = {}
         self.control: Losses = {}
-        self.truncated: np.ndarray | None = None
+        self.baseline_nll: np.ndarray | None = None
         self.unigram: np.ndarray | None = None
         self.n_bytes: int | None = None
         self.left_out: dict[str, str] = {}
@@ -101,12 +104,13 @@ class LossMeasurement(Measurement):
             self.warn(self.plan.note)
 
     @property
-    def truncated_nll(self) -> float | None:
-        """Mean over the targets, as of `unigram_nll`; None if it is not known."""
-        return None if self.truncated is None else float(self.truncated.mean())
+    def baseline_mean(self) -> float | None:
+        """The mean of `baseline_nll`; None if it was not measured."""
+        return None if self.baseline_nll is None else float(self.baseline_nll.mean())
 
     @property
-    def unigram_nll(self) -> float | None:
+    def unigram_mean(self) -> float | None:
+        """The mean of `unigram`; None without training text."""
         return None if self.unigram is None else float(self.unigram.mean())
 
     def cells(self) -> list[EvaluationCell]:
@@ -131,7 +135,9 @@ class LossMeasurement(Measurement):
         if plan.protocol == "by-position":
             length = self.subject.trained_length
             more = {"truncated": True, "step": truncation_step(self.settings, length)}
-            out.append(self._cell(Method(TRAINED, ()), length, plan.truncated, more, TRUNCATED))
+            out.append(
+                self._cell(Method(TRAINED, ()), length, plan.baseline_windows, more, TRUNCATED)
+            )
         return out
 
     def _cell(
@@ -181,12 +187,12 @@ class LossMeasurement(Measurement):
         )
         # Processes that share each window: the first one reports their losses.
         sharing = 1 if ranks.shard is None else ranks.shard.size
-        group_of_ranks, place = divmod(ranks.rank, sharing)
+        group_of_ranks, index_in_group = divmod(ranks.rank, sharing)
         groups = by_shape(cell.windows[:, 2:], batch)[group_of_ranks :: ranks.world // sharing]
         total = sum(cell.inputs[group].sum() for group in groups)
 
         def save(now: bool) -> None:
-            if place == 0:
+            if index_in_group == 0:
                 self.store.save_partial(cell.key, nll, ranks.rank, now=now)
 
         def after(group: np.ndarray, losses: np.ndarray) -> None:
@@ -214,7 +220,7 @@ class LossMeasurement(Measurement):
         if ranks.world > 1 and not error:  # the process may end while waiting for the others
             save(now=True)
         # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
-        mine = nll if ranks.main else np.where(np.isnan(known) & (place == 0), nll, np.nan)
+        mine = nll if ranks.main else np.where(np.isnan(known) & (index_in_group == 0), nll, np.nan)
         errors, parts = zip(*ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))
@@ -225,37 +231,37 @@ class LossMeasurement(Measurement):
         unigram baseline."""
         super().run()
         plan = self.plan
-        whole = self.kept[""]
-        for (method, length), exact in self.kept[SAMPLE].items():
+        whole = self.values_by_role[""]
+        for (method, length), exact in self.values_by_role[SAMPLE].items():
             if (method, length) in whole:
                 windows = plan.windows[length]
                 of_window = np.repeat(np.arange(len(windows)), windows[:, 3])
                 here = np.isin(of_window, spread(len(windows), PRECISION_SAMPLE))
                 difference = whole[method, length][here] - exact
-                self.precision[method, length] = float(difference.mean())
+                self.bfloat16_error[method, length] = float(difference.mean())
         kept = self.screening.kept
         self.nll = {where: nll[kept] for where, nll in whole.items()}
         if plan.repeats is not None:
             self._add_repeated(plan.repeats)
         if plan.span_bytes is None:
-            document, index = (each[kept] for each in targets_of(plan.truncated))
-            ids = self.text.targets(plan.truncated)[kept]
+            document, index = (each[kept] for each in targets_of(plan.baseline_windows))
+            ids = self.text.targets(plan.baseline_windows)[kept]
             self.n_bytes = raw_bytes(ids, document, index, self.text, self.targets.tokenizer)
             if (train := self.targets.stores.train) is not None:
                 self.unigram = unigram_nll(train, ids, self.targets.tokenizer.vocab_size)
         else:
             self.nll = {
-                where: per_byte(nll, plan.truncated, plan.span_bytes)
+                where: per_byte(nll, plan.baseline_windows, plan.span_bytes)
                 for where, nll in self.nll.items()
             }
-            self.document = np.repeat(plan.truncated[:, 0], plan.span_bytes)
+            self.document = np.repeat(plan.baseline_windows[:, 0], plan.span_bytes)
             self.unit = self.units[self.document]
             self.n_bytes = len(self.document)
         if plan.protocol == "by-position":
-            (truncated,) = self.kept[TRUNCATED].values() or [None]
-            self.truncated = None if truncated is None else truncated[kept]
+            (truncated,) = self.values_by_role[TRUNCATED].values() or [None]
+            self.baseline_nll = None if truncated is None else truncated[kept]
         else:
-            self.truncated = self.nll.get((TRAINED, self.subject.trained_length))
+            self.baseline_nll = self.nll.get((TRAINED, self.subject.trained_length))
             self._add_truncated(self.nll)
         return self
 
@@ -267,13 +273,13 @@ class LossMeasurement(Measurement):
 
     def _add_repeated(self, repeats: RepeatedTargets) -> None:
         """Losses of repeated text. Windows without a replaced token are their own control."""
-        for where, nll in self.kept[REPEATED].items():
+        for where, nll in self.values_by_role[REPEATED].items():
             changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
             control = nll.copy()
             if changed.any():
-                if where not in self.kept[CONTROL]:
+                if where not in self.values_by_role[CONTROL]:
                     continue  # it has failed
-                control[changed] = self.kept[CONTROL][where]
+                control[changed] = self.values_by_role[CONTROL][where]
             self.repeated[where] = nll
             self.control[where] = control
         self._add_truncated(self.repeated)
@@ -396,7 +402,7 @@ def merge_ranks(parts: list[np.ndarray]) -> np.ndarray:
     owned = ~np.isnan(stacked)
     if not (owned.sum(axis=0) == 1).all():
         raise EvaluationError(
-            "the ranks' targets overlap or are incomplete; run again with the same settings"
+            "some targets were scored by no process or by several; run the same command again"
         )
     return np.where(owned, stacked, 0.0).sum(axis=0)
 

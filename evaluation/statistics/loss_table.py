@@ -71,21 +71,21 @@ class VariantLosses:
     Attributes:
         nll: by length, ascending: (n,) of each target of one checkpoint, or (S, D) means of each
             seed and unit.
-        as_trained: the same of the same checkpoints as trained at L0.
+        baseline_nll: as `nll`, of the same checkpoints as trained, at L0.
         unit: (n,) units of the targets of one checkpoint.
         seeds: names of the S seeds.
-        failures: why there is no number, by length.
-        failed: the lengths among them that could have been measured.
+        no_number_because: the reason of each length without a number.
+        failed_lengths: those of them that could have been measured.
         notes: the scheme as evaluated, by length.
         more: further metrics, by length.
     """
 
     nll: dict[int, np.ndarray] = field(default_factory=dict)
-    as_trained: np.ndarray | None = None
+    baseline_nll: np.ndarray | None = None
     unit: np.ndarray | None = None
     seeds: Sequence[str] = ()
-    failures: dict[int, str] = field(default_factory=dict)
-    failed: Collection[int] = ()
+    no_number_because: dict[int, str] = field(default_factory=dict)
+    failed_lengths: Collection[int] = ()
     notes: dict[int, str] = field(default_factory=dict)
     more: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -94,19 +94,21 @@ class VariantLosses:
         return values if self.unit is None else unit_means(values, self.unit)
 
 
-def is_undertrained(as_trained: float | None, unigram: float | None) -> bool:
-    """Whether a model with the NLL `as_trained` at its trained length is hardly better than a
+def is_undertrained(baseline_nll: float | None, unigram_nll: float | None) -> bool:
+    """Whether a model with the NLL `baseline_nll` at its trained length is hardly better than a
     unigram model on the same targets; False where one of the two is unknown."""
-    if as_trained is None or unigram is None:
+    if baseline_nll is None or unigram_nll is None:
         return False
-    return as_trained > unigram - UNDERTRAINED
+    return baseline_nll > unigram_nll - UNDERTRAINED
 
 
 def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
     """NLL, gain over truncation and further metrics at every length, or why there is none."""
-    for length in sorted({*losses.nll, *losses.failures}):
-        if length in losses.failures:
-            yield row_of(variant, "failure", math.nan, length, note=losses.failures[length])
+    for length in sorted({*losses.nll, *losses.no_number_because}):
+        if length in losses.no_number_because:
+            yield row_of(
+                variant, "failure", math.nan, length, note=losses.no_number_because[length]
+            )
         if length not in losses.nll:
             continue
         nll = losses.nll[length]
@@ -114,8 +116,8 @@ def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
         yield from seed_rows(variant, "nll", losses, nll, rules, length)
         yield row_of(variant, "perplexity", math.exp(level.value), length)
-        if losses.as_trained is not None:
-            gain = losses.by_unit(losses.as_trained - nll)
+        if losses.baseline_nll is not None:
+            gain = losses.by_unit(losses.baseline_nll - nll)
             yield row_of(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
         for metric, value in losses.more.get(length, {}).items():
             yield row_of(variant, metric, value, length)
@@ -147,11 +149,11 @@ def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> It
     """
     words = {}
     holding = rules.is_precise and rules.has_learned
-    for length in sorted({*losses.nll, *losses.failed}):
+    for length in sorted({*losses.nll, *losses.failed_lengths}):
         if length not in losses.nll:
             holding = holding and length < rules.trained_length
             continue
-        change = losses.by_unit(losses.nll[length] - losses.as_trained)
+        change = losses.by_unit(losses.nll[length] - losses.baseline_nll)
         delta = rules.interval(change, alpha=rules.alpha, family=rules.family)
         upper = rules.interval(change).high
         if length >= rules.trained_length:
@@ -180,11 +182,11 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
     gain_per_doubling: from one length of the grid to the next, with its own interval; positive:
     more context helps.
 
-    context_reach: the smallest length L whose context no longer one improves on; NaN if that is not
-    shown for any length. The gain of each L′ > L over the best context up to L is below the
-    tolerance if its one-sided 97.5% upper bound is, for any l <= L and by Bonferroni over them. L′
-    are tested from the longest downwards, and testing stops at the first failure, or at a length
-    that could not be measured.
+    context_reach: the smallest length L such that every longer context is shown to gain less than
+    the tolerance; NaN if there is none. The gain of each L′ > L over the best context up to L is
+    shown to be less if its one-sided 97.5% upper bound is, for any l <= L and by Bonferroni over
+    them. L′ are tested from the longest downwards, and testing stops at the first failure, or at a
+    length that could not be measured.
 
     gain_shown_to: the longest length that is better than every shorter one: the lower bounds over
     all l < L are positive, by Bonferroni over the grid.
@@ -197,7 +199,7 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         return losses.by_unit(losses.nll[a] - losses.nll[b])
 
     def upper(a: int, b: int, tests: int) -> float:
-        """Of NLL(a) − NLL(b), one of so many bounds at 97.5% together."""
+        """The upper bound of NLL(a) − NLL(b), at 97.5% for all `tests` bounds together."""
         return rules.interval(gain(a, b), family=tests).high
 
     for shorter, longer in pairwise(lengths):
@@ -209,7 +211,10 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
     for n in range(len(lengths) - 1, 0, -1):
         up_to = lengths[:n]
         bounds = [min(upper(shorter, longer, n) for shorter in up_to) for longer in lengths[n:]]
-        if any(each > up_to[-1] for each in losses.failed) or not max(bounds) < rules.tolerance:
+        if (
+            any(each > up_to[-1] for each in losses.failed_lengths)
+            or not max(bounds) < rules.tolerance
+        ):
             break
         reach = up_to[-1]
     shown = lengths[0]
@@ -220,7 +225,7 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         text = f"at most {reach:,}; no gain is shown beyond {shown:,}"
     elif reach <= shown:
         text = f"at most {reach:,}"
-    elif shown == max((*lengths, *losses.failed)):
+    elif shown == max((*lengths, *losses.failed_lengths)):
         text = f"a gain is shown up to {shown:,}, the longest length"
     else:
         text = f"a gain is shown up to {shown:,} and not excluded beyond"
@@ -268,7 +273,7 @@ def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
             raise EvaluationError(
                 f"{run} and {first_name} have different targets; evaluate both with equal settings"
             )
-        is_void = is_undertrained(measurement.truncated_nll, measurement.unigram_nll)
+        is_void = is_undertrained(measurement.baseline_mean, measurement.unigram_mean)
         for method in measurement.methods:
             name = name_of(method.label)
             columns = {"method": method.label}
@@ -313,7 +318,7 @@ def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
     for name, own in losses.items():
         method = analysis.variants[name]["method"]
         rows += level_rows(name, own, rules)
-        if method in judged and own.as_trained is not None and protocol != "by-position":
+        if method in judged and own.baseline_nll is not None and protocol != "by-position":
             rows += verdict_rows(name, own, rules)
         # Not for non-overlapping windows, where a longer length also means fewer targets with
         # little context, nor by position, which has one length.
@@ -330,23 +335,23 @@ def losses_of(measurement: LossMeasurement, label: str) -> VariantLosses:
     """The losses of a checkpoint under one method."""
     nll = {}
     more: dict[int, dict[str, float]] = {}
-    failures = {}
+    reasons = {}
     for length in measurement.plan.lengths:
         cell = (label, length)
-        if failure := measurement.absent.get(cell) or measurement.failed.get(cell):
-            failures[length] = failure
+        if reason := measurement.absent.get(cell) or measurement.failed.get(cell):
+            reasons[length] = reason
         if cell in measurement.nll:
             nll[length] = measurement.nll[cell]
             bits = bits_per_byte(nll[length], measurement.n_bytes)
             more[length] = {} if bits is None else {"bits_per_byte": bits}
-            if cell in measurement.precision:
-                more[length]["bfloat16_minus_float32"] = measurement.precision[cell]
+            if cell in measurement.bfloat16_error:
+                more[length]["bfloat16_minus_float32"] = measurement.bfloat16_error[cell]
     return VariantLosses(
         nll=nll,
-        as_trained=measurement.truncated,
+        baseline_nll=measurement.baseline_nll,
         unit=measurement.unit,
-        failures=failures,
-        failed=[length for each, length in measurement.failed if each == label],
+        no_number_because=reasons,
+        failed_lengths=[length for each, length in measurement.failed if each == label],
         notes={
             length: describe_scheme(measurement, label, length)
             for length in measurement.plan.lengths
@@ -365,7 +370,7 @@ def _judged_methods(measurement: LossMeasurement) -> tuple[list[str], list[str]]
     """Labels that get a verdict, and a note for each that does not."""
     allowed = PRECISION * measurement.settings.tolerance
     worst: dict[str, float] = {}
-    for (label, _), difference in measurement.precision.items():
+    for (label, _), difference in measurement.bfloat16_error.items():
         worst[label] = max(worst.get(label, 0.0), abs(difference))
     labels = [method.label for method in measurement.methods if not method.truncates]
     bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
@@ -396,7 +401,7 @@ def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
     """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
     to the last position; gain over truncation paired per bucket. Empty for other protocols, and
     where the baseline has failed."""
-    if measurement.plan.protocol != "by-position" or measurement.truncated is None:
+    if measurement.plan.protocol != "by-position" or measurement.baseline_nll is None:
         return {}
     ((length, windows),) = measurement.plan.windows.items()
     position = np.tile(np.arange(length), len(windows))[measurement.screening.kept]
@@ -405,7 +410,7 @@ def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
     for (method, _), nll in measurement.nll.items():
         for k in np.unique(exponents).tolist():
             inside = exponents == k
-            gains = (measurement.truncated - nll)[inside]
+            gains = (measurement.baseline_nll - nll)[inside]
             alpha = 1 - measurement.settings.confidence
             gain = interval_over_units(gains, measurement.unit[inside], alpha=alpha)
             bucket = {

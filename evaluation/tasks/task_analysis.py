@@ -84,8 +84,7 @@ def _by_depth(measurement: TaskMeasurement, method: str, length: int) -> Iterato
     for n in np.unique(drawn.depth).tolist():
         here = drawn.depth == n
         share = share_of(right[here], drawn.unit[here], 1 - measurement.settings.confidence)
-        place = {"method": method, "length": length, "where": drawn.depths[n]}
-        yield place | {"share": share}
+        yield {"method": method, "length": length, "where": drawn.depths[n], "share": share}
 
 
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> dict:

@@ -19,15 +19,21 @@ from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import TaskEvaluationSettings
 from evaluation.scoring.cells import Advance, CellFailed, EvaluationCell, Measurement
-from evaluation.scoring.methods import CellPlace, Method
+from evaluation.scoring.methods import Method, MethodAndLength
 from evaluation.scoring.text_loss import by_shape
 from evaluation.tasks.drawn_items import DrawnItems, ItemTokens
 from model import TokenPositions, Transformer
 
 
 class BatchScores(NamedTuple):
-    """Of the `members` of a batch: the targets (b, C, A); their NLL in nats, float64, 0 where they
-    are IGNORED; and whether they are the most likely tokens, true where they are IGNORED."""
+    """The scores of one batch of items.
+
+    Attributes:
+        members: (b,) indices of the items.
+        targets: (b, C, A) token ids, or IGNORED.
+        nll: (b, C, A) float64 in nats; 0 where the target is IGNORED.
+        hits: (b, C, A) whether the target is the most likely token; true where it is IGNORED.
+    """
 
     members: np.ndarray
     targets: Tensor
@@ -168,18 +174,18 @@ class TaskMeasurement(Measurement):
         drawn: DrawnItems,
         methods: list[Method],
         facts: dict,
-        **place: Any,
+        **environment: Any,
     ):
         if not drawn.in_text:  # an item without its beginning is no problem of the task
             methods = [method for method in methods if not method.truncates]
-        lengths = {length: items.positions for length, items in drawn.lengths.items()}
+        needed = {length: items.positions for length, items in drawn.lengths.items()}
         facts = {"task": drawn.task.name, **facts}
-        super().__init__(settings, subject, methods, lengths, facts=facts, **place)
+        super().__init__(settings, subject, methods, needed, facts=facts, **environment)
         self.title = f"{drawn.count} items of the task {drawn.task.name}"
         self.drawn = drawn
-        self.answers: dict[CellPlace, np.ndarray] = self.kept[""]
+        self.answers: dict[MethodAndLength, np.ndarray] = self.values_by_role[""]
 
-    def metrics(self, where: CellPlace) -> dict[str, np.ndarray]:
+    def metrics(self, where: MethodAndLength) -> dict[str, np.ndarray]:
         """What the report averages over the items of a cell, (n,) each; the first metric is
         compared with chance."""
         values = self.answers[where]

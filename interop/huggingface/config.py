@@ -1,5 +1,5 @@
-"""A Hugging Face config.json as our settings, and the reverse; what our decoder would compute
-otherwise is refused."""
+"""A Hugging Face config.json as our settings, and the reverse. Configurations that our decoder
+would compute differently are refused."""
 
 import difflib
 import itertools

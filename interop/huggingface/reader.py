@@ -125,7 +125,7 @@ class ConfigReader:
         return reader
 
     def replaced(self, **values: Any) -> ConfigReader:
-        """These keys with other values."""
+        """A reader of these keys with other values."""
         return ConfigReader({**self.values, **values}, self.file, self.stored)
 
     def numbers(self, key: str, length: int | None = None) -> list[float] | None:

@@ -121,8 +121,8 @@ def _nested(parameters: ConfigReader) -> dict[str, ConfigReader]:
 
 
 def _by_layer_type(config: ConfigReader) -> dict[str, ConfigReader]:
-    """In OLMo 3 and Gemma 3 `rope_scaling` is that of layers without windows, and `rope_parameters`
-    are nested."""
+    """Rope parameters by layer type. In OLMo 3 and Gemma 3 `rope_scaling` is that of layers without
+    windows, and `rope_parameters` are nested."""
     parameters = config.within(_CURRENT)
     if parameters.values and not any(name in parameters.values for name in NESTED):
         raise InteropError(

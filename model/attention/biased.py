@@ -24,8 +24,8 @@ from torch import Tensor
 
 from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype
 
-# Of this module: registering an operator again, in an exported copy of this file, would undo the
-# first one.
+# The name of this module: an exported copy of this file must not register its operators under the
+# same names, as that would undo the first registration.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into a cache of 1 MiB
 

@@ -99,8 +99,8 @@ class LatentAttention(KeyMixer):
             )
 
     def project(self, x, step, layer_cache):
-        """For the layer input x (B, T, C): whole queries, the slice of new keys as it is cached
-        (B, 1, T, D), and the compressed keys and values (B, 1, T, rank)."""
+        """Project the layer input x (B, T, C) to whole queries, the slice of new keys as it is
+        cached (B, 1, T, D), and the compressed keys and values (B, 1, T, rank)."""
         plan = step.plan.bind(x, layer_cache)
         latent, rotated = self.w_down(x).split([self.mixer.rank, self.head_dim], dim=-1)
         read = step.context.of_queries(x)

@@ -59,7 +59,7 @@ class Canon(nn.Module):
 
     @property
     def initializer(self) -> Initializer:
-        """Of the weights."""
+        """The initializer of the weights."""
         bound = self.convolution.weight.shape[1] ** -0.5
         return uniform(-bound, bound)
 

@@ -546,9 +546,8 @@ class PositionalScheme(nn.Module):
         positions."""
         if self.limit is not None and positions.position_end > self.limit:
             raise ModelError(
-                f"position scheme '{self.settings.name}' supports positions up to "
-                f"{self.limit - 1}, got offset + T = {positions.position_end}: shorten the input "
-                f"to {self.limit} tokens"
+                f"position scheme '{self.settings.name}' has {self.limit} positions, and the "
+                f"input needs {positions.position_end}: shorten the input to {self.limit} tokens"
             )
         if positions.position.is_floating_point() and not self.supports_fractions:
             raise ModelError(

@@ -161,7 +161,8 @@ class DynamicScaling(Scaling):
 
 
 def blend(plain: Tensor, stretch: float, keep: Tensor) -> Tensor:
-    """Frequencies kept to the share `keep` (R,) and divided by the stretch to the rest."""
+    """(R,) weighted mean of the plain frequencies, by `keep` (R,), and those divided by the
+    stretch, by 1 − `keep`."""
     return plain * keep + plain / stretch * (1 - keep)
 
 

@@ -24,8 +24,8 @@ from settings.script import Parser, run_main
 
 
 def read_columns(file: Path) -> dict[str, pd.DataFrame]:
-    """By column of the figure: value, low and high of every variant, the one that reads most at the
-    largest distance first."""
+    """Value, low and high of every variant, by column of the figure; the variant that reads most at
+    the largest distance comes first."""
     rows = pd.read_csv(file)
     rows = rows[rows.seed.isna()].set_index("variant")
     gains = rows.loc[rows.metric == "read_gain"]

@@ -135,7 +135,7 @@ class AtlasEntry:
 
     @property
     def row(self) -> list[Cell]:
-        """For the table of the Markdown page."""
+        """The row of the table of the Markdown page."""
         verdict = TableCell(self.word, TONES.get(self.kind, ""))
         source, published, *others = self.facts.values()
         return [f"{self.statement} {source}", published, self.here, verdict, *others]
@@ -146,7 +146,7 @@ class AtlasEntry:
 
     @property
     def figure(self) -> str:
-        """For the Markdown page."""
+        """The figure of the Markdown page."""
         link = f"results/claims/{self.claim.name}/{FIGURE}.svg"
         return picture(link, f"{self.statement} {self.word.capitalize()}.", self.alt)
 
@@ -157,7 +157,7 @@ class AtlasEntry:
 
     @property
     def card(self) -> str:
-        """For the HTML page."""
+        """The card of the HTML page."""
         facts = "".join(
             f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in self.facts.items()
         )

@@ -28,7 +28,7 @@ from studies.claims.claim_verdicts import (
     read_verdict,
 )
 from studies.planned_cells import PlannedCell
-from studies.stored_study import SEED
+from studies.study_results_reader import SEED
 from studies.study_run import StudyCall, StudyRun
 from studies.study_settings import cells_of
 
@@ -55,8 +55,8 @@ class Claim:
 
     @cached_property
     def hash(self) -> str:
-        """Of everything that decides: what the files and overrides of every cell and evaluation
-        say, the seeds, and the comparisons."""
+        """Hash of everything that decides: the contents of the files and overrides of every cell
+        and evaluation, the seeds, and the comparisons."""
         claim = self.settings
         evaluations = {
             name: [_tree(entry.overrides), _tree(entry.data or []), entry.skip]
@@ -177,7 +177,7 @@ class Claim:
         return published
 
     def verdict(self) -> ClaimVerdict | None:
-        """From the stored results; None before they exist."""
+        """The verdict of the stored results; None before they exist."""
         file = self.stored / RESULTS
         return read_verdict(self.settings, file) if file.is_file() else None
 

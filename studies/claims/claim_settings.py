@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from settings.fields import StrictSettings, setting
-from studies.stored_study import SEED
+from studies.study_results_reader import SEED
 from studies.study_settings import StudySettings
 
 PILOT_SEEDS = 10  # seeds 0 to 9 are for the choice of settings

@@ -22,10 +22,10 @@ import pandas as pd
 from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
 from errors import StudyError
-from evaluation.fixed_targets import half_width
+from evaluation.any_model_loss import half_width
 from evaluation.statistics.loss_table import is_undertrained
 from studies.claims.claim_settings import DEFAULTS, ClaimSettings, Expression, evaluate, values_in
-from studies.stored_study import SEED
+from studies.study_results_reader import SEED
 
 ALPHA = 0.05
 POWER = 0.8

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data import TokenStore
 from data.sampling.batches import PLAIN, Batch, BatchSampler
 from data.sampling.positions import PACKINGS, PlainPositions, PositionDraws, PositionedTokens
-from data.sampling.segments import Segment
+from data.sampling.window_order import StepRange
 from data.store import EncodedDocument, write_manifest, write_shard
 
 DTYPE = np.dtype("<u4")
@@ -52,10 +52,10 @@ def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
 
 
 def sampler(
-    store, *segments: tuple, packing="concat", seed=0, positions=PLAIN, is_carried=False
+    store, *step_ranges: tuple, packing="concat", seed=0, positions=PLAIN, is_carried=False
 ) -> BatchSampler:
-    """Batches of segments (length, batch size, steps)."""
-    plan = [Segment(*segment) for segment in segments]
+    """Batches of step ranges (length, batch size, steps)."""
+    plan = [StepRange(*step_range) for step_range in step_ranges]
     return BatchSampler(
         store, plan, packing=packing, seed=seed, positions=positions, is_carried=is_carried
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data import DataError, DataSettings, check_texts, open_prepared
 from data.preparation.preparation import prepare
 from data.sampling.batches import TrainingText
-from data.sampling.segments import MixturePattern
+from data.sampling.window_order import MixturePattern
 from tests.data.conftest import changed
 from tests.data.stores import check_ranks, make_store, sampler
 from tests.files import table

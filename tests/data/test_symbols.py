@@ -13,7 +13,7 @@ from data import DataError, DataSettings, GeneratedData
 from data.data_settings import SymbolSource
 from data.sampling.batches import ItemSampler
 from data.sampling.positions import IGNORED
-from data.sampling.segments import Segment
+from data.sampling.window_order import StepRange
 from data.task_data import SymbolItems, generated
 from data.tasks import SymbolTaskSettings
 from data.tasks.symbols import Problem
@@ -46,7 +46,7 @@ def data_of(task: dict, lengths=(3, 9), source=None, length=None, **more) -> Dat
 
 
 def batches_of(settings: DataSettings) -> ItemSampler:
-    plan = [Segment(settings.source.inputs(settings.bos), 6, 3)]
+    plan = [StepRange(settings.source.inputs(settings.bos), 6, 3)]
     return ItemSampler(
         generated(settings).items("training", 4),
         plan,

@@ -6,9 +6,9 @@ import torch
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.evaluation_plan import choose_targets
 from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from model import ModelSettings, Transformer
 from run_directory.run_settings import RunSettings

@@ -9,7 +9,7 @@ import torch
 
 from evaluation.contamination import Overlap
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.windows import truncation_step
+from evaluation.scoring.evaluation_plan import truncation_step
 from model import TokenPositions
 from tests.evaluation.conftest import BOS, MemoryStore, MemoryTokenizer, loss_session
 
@@ -139,7 +139,7 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
     )
     rows = EXCLUDED if row["excluded"] else EXCLUDED[:0]
     overlap = Overlap(rows, EXCLUDED[:0])
-    monkeypatch.setattr("evaluation.scoring.windows.shared_text", lambda *_: overlap)
+    monkeypatch.setattr("evaluation.scoring.evaluation_plan.shared_text", lambda *_: overlap)
     settings = EvaluationSettings(
         lengths=LENGTHS,
         targets=5,
@@ -195,9 +195,11 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
                 here = np.isin(of_window[kept], few)
                 if kept.all():
                     error = (nll - want[kept])[here].mean()
-                    assert result.precision[method.label, length] == pytest.approx(error, abs=1e-4)
+                    assert result.bfloat16_error[method.label, length] == pytest.approx(
+                        error, abs=1e-4
+                    )
             if row["protocol"] == "by-position" and baseline is None:
                 baseline = definition.losses(definition.cut(), (), L0)[kept]
-                assert np.abs(result.truncated - baseline).max() < tolerance
+                assert np.abs(result.baseline_nll - baseline).max() < tolerance
     units = [0, 1, 0, 2] if row["clusters"] else range(4)
     assert result.unit.tolist() == [units[d] for d in result.document]

@@ -25,7 +25,7 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.run_settings import RunSettings
-from run_directory.stages import TrainingSchedule
+from run_directory.training_schedule import TrainingSchedule
 from run_directory.training_settings import (
     AdamWSettings,
     SkipNonFinite,

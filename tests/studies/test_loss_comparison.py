@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from errors import StudyError
-from studies.stored_study import read_study
 from studies.study_report import findings
-from studies.study_results import read_losses
+from studies.study_results_reader import read_study
+from studies.study_results_table import read_losses
 from tests.studies.synthetic import L0, LENGTHS, results
 from tests.tables import find, value
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from evaluation.reports.task_report import task_tables
-from studies.stored_study import read_study
-from studies.study_results import read_other
+from studies.study_results_reader import read_study
+from studies.study_results_table import read_other
 from tests.studies.synthetic import TASK_LENGTHS, results, with_others
 from tests.studies.test_loss_comparison import half_width, mean_and_half
 from tests.tables import find, value

@@ -5,7 +5,7 @@ import pytest
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.stored_study import read_study
+from studies.study_results_reader import read_study
 from tests.files import ROOT
 
 SCHEMES = [

@@ -13,10 +13,10 @@ import pytest
 import study
 from errors import StudyError
 from run_directory.metrics_file import read_metrics
-from studies.stored_study import read_study
 from studies.study_options import parse_options
-from studies.study_record import VOLATILE
 from studies.study_report import write_report
+from studies.study_results_reader import read_study
+from studies.study_results_writer import VOLATILE
 from tests.files import results_of
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call

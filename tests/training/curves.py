@@ -12,7 +12,7 @@ from data import PreparedData
 from run_directory.checkpoints import save_checkpoint
 from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
-from run_directory.stages import TrainingSchedule
+from run_directory.training_schedule import TrainingSchedule
 from settings.load import load_settings
 from tests import processes
 from train import train_step

@@ -16,8 +16,8 @@ from errors import TrainingError
 from run_directory import checkpoints as module
 from run_directory.checkpoints import (
     clean_leftovers,
-    damage,
     find_checkpoint,
+    find_damage,
     folder_of,
     prune,
     save_weights,
@@ -152,10 +152,10 @@ def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
         except ValueError:
             is_same = False
         changed += not is_same
-        assert (damage(saved.folder) is None) == is_same
+        assert (find_damage(saved.folder) is None) == is_same
         file.write_bytes(content)
     assert changed > 50
-    assert damage(saved.folder) is None
+    assert find_damage(saved.folder) is None
 
 
 def test_missing_and_renamed_checkpoints(tmp_path):
@@ -164,7 +164,7 @@ def test_missing_and_renamed_checkpoints(tmp_path):
     with pytest.raises(TrainingError, match="no checkpoint of step 4; it has 3"):
         find_checkpoint(tmp_path, step=4)
     shutil.copytree(saved.folder, folder_of(tmp_path, 8))
-    assert damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
+    assert find_damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
     shutil.rmtree(folder_of(tmp_path, 8))
     (saved.folder / "model.safetensors").unlink()
     message = r"model.safetensors is missing; no checkpoint of the run is intact"

@@ -16,9 +16,9 @@ from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
 from training import dry_run, memory_estimate
-from training.checks import check_model, check_processes
 from training.hardware import known_peak
 from training.memory_estimate import activations, gathered_keys, memory
+from training.settings_checks import check_model, check_processes
 from training.setup import TrainingRun
 from training.train_options import parse_options
 
@@ -40,7 +40,7 @@ def refused(message):
         ("model.position.max_length=63", "train_length 64 .* needs 64 positions, .* has 63"),
         (
             "model.position.max_length=127 training.validation.multiples=[4,2]",
-            "begins at 128 .* 127",
+            "is 128 .* 127",
         ),
         ("model.position.max_length=128 training.validation.multiples=[2]", None),
         ("", None),

@@ -123,7 +123,7 @@ def test_decisions_do_not_depend_on_resumes():
 
 
 def rates(schedule, steps):
-    return [schedule.rate(8.0, step, steps) for step in range(steps)]
+    return [schedule.rate_at(8.0, step, steps) for step in range(steps)]
 
 
 HALF = math.sqrt(0.5)  # cos 45°

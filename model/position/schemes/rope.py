@@ -279,7 +279,7 @@ class Rope(PositionalScheme):
         return self.settings.scaling.stretch(length, self.geometry.original_length)
 
     def _stretches_of(self, length: int) -> tuple[float, float]:
-        """Those of the scaling and of the remap."""
+        """The stretch of the scaling and that of the remap."""
         return self.stretch(length), self.settings.remap.stretch(length, self._remap_context)
 
     @property

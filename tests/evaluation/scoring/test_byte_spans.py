@@ -6,9 +6,9 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
+from evaluation.scoring.evaluation_plan import choose_targets
 from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.scoring.windows import choose_targets
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import MemoryStore
 
@@ -124,7 +124,7 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
             assert np.abs(nll - 0.3).max() < 1e-12
         assert (
             result.unit.tolist()
-            == np.repeat(run.plan.truncated[:, 0], run.plan.span_bytes).tolist()
+            == np.repeat(run.plan.baseline_windows[:, 0], run.plan.span_bytes).tolist()
         )
 
 

@@ -205,9 +205,9 @@ def test_read_gains_are_paired_differences_over_documents(measured):
             readable = repeats.is_readable(16).reshape(-1, 2)[here]
             assert bucket["readable"] == readable.sum()
         else:  # where nothing of a window is replaced, it is its own control
-            assert (result.kept["repeated"][where] == result.repeated[where]).all()
+            assert (result.values_by_role["repeated"][where] == result.repeated[where]).all()
             changed = np.repeat(repeats.distance <= bucket["length"], 2)
-            assert (result.kept["control"][where] == result.control[where][changed]).all()
+            assert (result.values_by_role["control"][where] == result.control[where][changed]).all()
             assert ((result.repeated[where] == result.control[where]) == ~changed).all()
         nll, control = (x[where].reshape(-1, 2) for x in (result.repeated, result.control))
         assert bucket["nll"] == pytest.approx(nll[here].mean(), rel=1e-12)

@@ -111,7 +111,7 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     pieces = tokenizer.token_bytes
     store.bytes = np.array([sum(pieces[i] for i in document) for document in store.documents])
     result = do(store=store)
-    spans = result.plan.truncated.tolist()
+    spans = result.plan.baseline_windows.tolist()
     text = EvaluationText(store)
     ids = np.concatenate([text.slice(document, end - k, end) for document, end, _, k in spans])
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
@@ -161,8 +161,8 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
         return do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], **settings)
 
     result = evaluated()
-    assert set(result.precision) == {cell for cell in CELLS if cell[0] in ("trained", "yarn")}
-    worst = max(abs(difference) for difference in result.precision.values())
+    assert set(result.bfloat16_error) == {cell for cell in CELLS if cell[0] in ("trained", "yarn")}
+    worst = max(abs(difference) for difference in result.bfloat16_error.values())
     assert worst > 0
     # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
     assert any("no verdict" in note for note in analyze({"run": evaluated(tolerance=worst)}).notes)

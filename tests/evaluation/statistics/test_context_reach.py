@@ -25,7 +25,7 @@ def reach_of(nll, failed=()):
     """Reach, longest length with a gain, text; and the long table."""
     shape = next(iter(nll.values())).shape
     rules = VerdictRules(64, 0.02, counts=np.ones(shape[-1]))
-    table = results_table(reach_rows("x", VariantLosses(nll=nll, failed=failed), rules))
+    table = results_table(reach_rows("x", VariantLosses(nll=nll, failed_lengths=failed), rules))
     row = find(table, "x", "context_reach")
     if row is None:
         return None, None, "", table

@@ -7,7 +7,8 @@ targets: differences between lengths are due to context alone.
     losses = score(lambda ids: model(ids).logits, documents, lengths=[256, 1024], targets=64)
     print(by_length(losses, trained_length=256))
 
-`evaluate.py` measures with `measure_windows` and reports intervals of `ratio`, as these two do.
+`evaluate.py` uses the same functions: `measure_windows` for the losses, and `ratio` and
+`half_width` for their intervals.
 """
 
 import math
@@ -17,8 +18,6 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.special import stdtrit
-
-POINTS_ONLY_BELOW = 6  # with fewer independent units there are point estimates only
 
 
 def score(
@@ -45,9 +44,17 @@ def score(
     if ends is None:
         ends = [(d, len(ids)) for d, ids in enumerate(documents) if len(ids) > longest]
     spans = np.array(ends, dtype=np.int64).reshape(-1, 2)
-    fits = [longest < end <= len(documents[document]) for document, end in spans.tolist()]
-    if not fits or not all(fits) or min(lengths) < targets:
-        raise ValueError(f"a span needs {longest} tokens before its last one, and lengths >= K")
+    if min(lengths) < targets:
+        raise ValueError(f"targets = {targets} is more than the shortest length, {min(lengths)}")
+    if not len(spans):
+        raise ValueError(f"no document has more tokens than the longest length, {longest}")
+    for document, end in spans.tolist():
+        if not longest < end <= len(documents[document]):
+            raise ValueError(
+                f"a span of document {document} ends at {end}: the end must be more than the "
+                f"longest length, {longest}, and at most the {len(documents[document])} tokens "
+                "of the document"
+            )
 
     def nll_of(windows: np.ndarray, keep: int) -> np.ndarray:
         tokens = torch.from_numpy(windows).to(device)
@@ -62,13 +69,13 @@ def score(
 
     groups = np.split(np.arange(len(spans)), range(batch, len(spans), batch))
     document, end = spans.repeat(targets, axis=0).T
-    place = {"document": document, "target": end + np.tile(np.arange(-targets, 0), len(spans))}
+    index = {"document": document, "target": end + np.tile(np.arange(-targets, 0), len(spans))}
     tables = []
     for length in lengths:
         windows = np.column_stack([spans, np.tile([length, targets], (len(spans), 1))])
         nll = np.full(len(document), np.nan)
         measure_windows(nll_of, read, windows, groups, nll)
-        tables.append(pd.DataFrame(place | {"length": length, "nll": nll}))
+        tables.append(pd.DataFrame(index | {"length": length, "nll": nll}))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -137,14 +144,17 @@ def ratio(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
 
 
 def half_width(error: float, df: float, alpha: float) -> float:
-    """Of the interval at level 1 − alpha: t(df) times the standard error."""
+    """Half the width of the interval at level 1 − alpha: the t(df) quantile times the standard
+    error."""
     return float(stdtrit(df, 1 - alpha / 2)) * error
 
 
-def ratio_interval(sums: np.ndarray, counts: np.ndarray, alpha: float) -> tuple[float, ...]:
+def ratio_interval(
+    sums: np.ndarray, counts: np.ndarray, alpha: float, *, least_units: int = 6
+) -> tuple[float, ...]:
     """(mean over targets, low, high) by Student's t with D − 1 degrees of freedom; the ends are NaN
-    with fewer than 6 units."""
+    with fewer than `least_units` units."""
     mean, error = ratio(sums, counts)
     half = half_width(error, len(counts) - 1, alpha)
-    half = half if len(counts) >= POINTS_ONLY_BELOW else math.nan
+    half = half if len(counts) >= least_units else math.nan
     return mean, mean - half, mean + half

@@ -1,13 +1,13 @@
 """Selects the texts of a mixture, and selects and orders the windows of each text for a run: pure
 functions of a plan and a seed.
 
-A run is a sequence of segments, each with a number of steps, a batch size and a window length. The
-documents of an epoch form one token stream, which is divided into chunks. Segments take consecutive
-chunks in an order drawn from the seed and divide each chunk into windows of their own length. Thus
-no token is an input twice in an epoch, and every segment samples documents from the whole text. If
-all windows have the same length, chunks are windows. Tokens are dropped at the end of a stream if
-they do not fill a chunk, at the end of a chunk if they do not fill a window, and from the last
-chunk of a segment if it does not use all of it.
+A run is a sequence of step ranges, each with a number of steps, a batch size and a window length.
+The documents of an epoch form one token stream, which is divided into chunks. Step ranges take
+consecutive chunks in an order drawn from the seed and divide each chunk into windows of their own
+length. Thus no token is an input twice in an epoch, and every step range samples documents from the
+whole text. If all windows have the same length, chunks are windows. Tokens are dropped at the end
+of a stream if they do not fill a chunk, at the end of a chunk if they do not fill a window, and
+from the last chunk of a step range if it does not use all of it.
 """
 
 import math
@@ -23,60 +23,60 @@ from data.sampling.random_draws import permuted
 FEW = 64  # streams with fewer chunks than this use the shortest possible chunks
 
 
-class Segment(NamedTuple):
-    """Consecutive steps with one window length and batch size. The last segment has no end."""
+class StepRange(NamedTuple):
+    """Consecutive steps with one window length and batch size. The last one of a run has no end."""
 
     length: int  # tokens per window
     batch_size: int  # windows per step, over all ranks
     steps: int = 0
 
 
-class SegmentSlice(NamedTuple):
-    """The samples of some steps within one segment."""
+class SampleRange(NamedTuple):
+    """The samples of some steps within one step range."""
 
     length: int
-    group: int  # index of the group: consecutive segments of the same length
+    group: int  # index of the group: consecutive step ranges of the same length
     first: int  # index of the first sample in its group
     stop: int
 
 
-class SegmentPlan:
-    """The segments of a run, indexed by step and by sample."""
+class StepRanges:
+    """The step ranges of a run, indexed by step and by sample."""
 
-    def __init__(self, segments: Sequence[Segment]):
-        self.segments = tuple(segments)
+    def __init__(self, step_ranges: Sequence[StepRange]):
+        self.step_ranges = tuple(step_ranges)
         self.lengths: list[int] = []  # of each group
         self.samples: list[int] = []  # of each group; the last has no end
-        # step, group, and sample in it, of each segment
+        # step, group, and sample in it, of each step range
         self._first: list[tuple[int, int, int]] = []
         step = 0
-        for segment in segments:
-            if self.lengths[-1:] != [segment.length]:
-                self.lengths.append(segment.length)
+        for step_range in step_ranges:
+            if self.lengths[-1:] != [step_range.length]:
+                self.lengths.append(step_range.length)
                 self.samples.append(0)
             self._first.append((step, len(self.lengths) - 1, self.samples[-1]))
-            step += segment.steps
-            self.samples[-1] += segment.steps * segment.batch_size
+            step += step_range.steps
+            self.samples[-1] += step_range.steps * step_range.batch_size
 
-    def at(self, step: int) -> Segment:
-        """The segment of update `step` (0, 1, ...)."""
+    def at(self, step: int) -> StepRange:
+        """The step range of update `step` (0, 1, ...)."""
         first = [first for first, _, _ in self._first]
-        return self.segments[bisect_right(first, step) - 1]
+        return self.step_ranges[bisect_right(first, step) - 1]
 
-    def shares(self, start: int, stop: int) -> list[SegmentSlice]:
-        """The samples of steps `start` ... `stop` − 1, one slice per segment."""
-        slices = []
-        ends = [*(first for first, _, _ in self._first[1:]), stop]  # the last segment has no end
-        for segment, (first, group, sample), end in zip(
-            self.segments, self._first, ends, strict=True
+    def shares(self, start: int, stop: int) -> list[SampleRange]:
+        """The samples of steps `start` ... `stop` − 1, one entry per step range."""
+        parts = []
+        ends = [*(first for first, _, _ in self._first[1:]), stop]  # the last one has no end
+        for step_range, (first, group, sample), end in zip(
+            self.step_ranges, self._first, ends, strict=True
         ):
             begin = max(start, first)
             steps = min(stop, end) - begin
             if steps > 0:
-                sample += (begin - first) * segment.batch_size
-                last = sample + steps * segment.batch_size
-                slices.append(SegmentSlice(segment.length, group, sample, last))
-        return slices
+                sample += (begin - first) * step_range.batch_size
+                last = sample + steps * step_range.batch_size
+                parts.append(SampleRange(step_range.length, group, sample, last))
+        return parts
 
 
 class MixturePattern:

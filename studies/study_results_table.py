@@ -31,7 +31,7 @@ from evaluation.statistics.loss_table import (
     verdict_rows,
 )
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
-from studies.stored_study import (
+from studies.study_results_reader import (
     CONFIDENCE,
     Group,
     StoredStudy,
@@ -57,38 +57,39 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
     results, excluded = study.results(name, group)
     if not results or results[0].result["protocol"] not in PROTOCOLS:
         return None
-    facts = results[0].result
+    first = results[0].result
     declared = study.declared
-    units = facts["units"]
+    units = first["units"]
     counts = np.array(units["targets"])
-    unigram = facts.get("unigram_unit_nll")
+    unigram = first.get("unigram_unit_nll")
     unigram = None if unigram is None else float(np.average(unigram, weights=counts))
     measured = {
         variant.name: [each for each in results if each.variant == variant.name]
         for variant in study.variants
     }
-    losses = {label: variant_losses(own, facts) for label, own in measured.items()}
+    losses = {label: variant_losses(own, first) for label, own in measured.items()}
     variants = {
         variant.name: variant
         for variant in study.variants
-        if losses[variant.name].as_trained is not None
+        if losses[variant.name].baseline_nll is not None
     }
-    primary = [n for n in declared["lengths"] or facts["lengths"] if n in facts["lengths"]]
+    primary = [n for n in declared["lengths"] or first["lengths"] if n in first["lengths"]]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     judged = [
         (label, length)
         for label, own in losses.items()
-        for length in facts["lengths"]
-        if length > facts["trained_length"] and (length not in own.failures or length in own.failed)
+        for length in first["lengths"]
+        if length > first["trained_length"]
+        and (length not in own.no_number_because or length in own.failed_lengths)
     ]
     r = LossResults(
         title=title_of(name, group),
-        place={"evaluation": name, **dict(group)},
+        study_columns={"evaluation": name, **dict(group)},
         variants={label: variant.columns for label, variant in variants.items()},
         noun="scheme",
-        facts={**facts, "targets": sum(units["targets"]), "checkpoint_hash": None},
+        record={**first, "targets": sum(units["targets"]), "checkpoint_hash": None},
         seeds={label: len(losses[label].seeds) for label in variants},
-        lengths=facts["lengths"],
+        lengths=first["lengths"],
         unit_kind=units["kind"],
         units=len(units["names"]),
         baseline=study.baseline if study.baseline in variants else None,
@@ -108,20 +109,20 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
     rows: list[ResultRow] = []
     for label in variants:
         own = losses[label]
-        assert own.as_trained is not None
-        level = float(seed_means(own.as_trained, counts).mean())
+        assert own.baseline_nll is not None
+        level = float(seed_means(own.baseline_nll, counts).mean())
         if is_undertrained(level, unigram):
             r.undertrained = [*r.undertrained, label]
         rows += _loss_rows(r, label, own, counts)
         rows += _repeated_rows(r, measured[label])
         if label == r.baseline:
-            r.truncated = level
+            r.baseline_nll = level
     rows += _difference_rows(r, variants, losses, counts)
     r.table = results_table(rows)
     return r
 
 
-def variant_losses(results: Sequence[VariantResult], facts: dict) -> VariantLosses:
+def variant_losses(results: Sequence[VariantResult], first: dict) -> VariantLosses:
     """The losses of a variant, of the seeds that were measured as trained at the trained length.
 
     If one seed has no number at a length, because it failed or was not measured, the others are
@@ -132,17 +133,17 @@ def variant_losses(results: Sequence[VariantResult], facts: dict) -> VariantLoss
         for each in results
         for row in each.result["cells"]
     }
-    trained = {each.seed: (each.seed, TRAINED, facts["trained_length"]) for each in results}
+    trained = {each.seed: (each.seed, TRAINED, first["trained_length"]) for each in results}
     seeds = [seed for seed, key in trained.items() if rows.get(key, {}).get("unit_nll") is not None]
     losses = VariantLosses(seeds=seeds)
     failed = []
-    for length in facts["lengths"]:
+    for length in first["lengths"]:
         own = {
             each.seed: rows.get((each.seed, each.method, length), UNMEASURED) for each in results
         }
         without = [row for row in own.values() if row.get("unit_nll") is None]
         if without:
-            losses.failures[length] = without[-1].get("failure") or "no number"
+            losses.no_number_because[length] = without[-1].get("failure") or "no number"
             if len(without) < len(own) or any(row.get("exists") for row in without):
                 failed.append(length)
         elif seeds:
@@ -150,9 +151,9 @@ def variant_losses(results: Sequence[VariantResult], facts: dict) -> VariantLoss
             bits = [own[seed].get("bits_per_byte") for seed in seeds]
             if None not in bits:
                 losses.more[length] = {"bits_per_byte": float(np.mean(bits))}
-    losses.failed = failed
+    losses.failed_lengths = failed
     if seeds:
-        losses.as_trained = unit_values([rows[trained[seed]] for seed in seeds])
+        losses.baseline_nll = unit_values([rows[trained[seed]] for seed in seeds])
     return losses
 
 
@@ -178,7 +179,7 @@ def missing_of(
     """The lengths without numbers by variant and reason, and the cells that are not comparable."""
     lengths: dict[tuple[str, str], list[str]] = defaultdict(list)
     for label, own in losses.items():
-        for length, reason in own.failures.items():
+        for length, reason in own.no_number_because.items():
             lengths[label, reason].append(f"{length:,}")
     missing = {key: ", ".join(own) for key, own in lengths.items()}
     return missing | dict.fromkeys(excluded.items(), "all")
@@ -187,7 +188,7 @@ def missing_of(
 def _loss_rows(
     r: LossResults, name: str, losses: VariantLosses, counts: np.ndarray
 ) -> Iterator[ResultRow]:
-    assert losses.as_trained is not None
+    assert losses.baseline_nll is not None
     l0 = r.trained_length
     rules = VerdictRules(
         l0,
@@ -198,30 +199,30 @@ def _loss_rows(
         has_learned=name not in r.undertrained,
         is_precise=name not in r.imprecise,
     )
-    level = rules.interval(losses.as_trained, alpha=rules.alpha)
+    level = rules.interval(losses.baseline_nll, alpha=rules.alpha)
     yield row_of(name, "nll_as_trained", level, l0)
-    yield from seed_rows(name, "nll_as_trained", losses, losses.as_trained, rules, l0)
+    yield from seed_rows(name, "nll_as_trained", losses, losses.baseline_nll, rules, l0)
     if r.unigram is not None:
         yield row_of(name, "unigram_nll", r.unigram)
     yield from level_rows(name, losses, rules)
     yield from verdict_rows(name, losses, rules)
     # Without overlap a longer window also has fewer targets with little context.
-    if r.facts["protocol"] != "non-overlapping" and rules.is_precise:
+    if r.record["protocol"] != "non-overlapping" and rules.is_precise:
         yield from reach_rows(name, losses, rules)
 
 
 def _repeated_rows(r: LossResults, results: Sequence[VariantResult]) -> Iterator[ResultRow]:
     """NLL and read gain of repeated text by length and distance, of the seeds with the same
     targets."""
-    targets = r.facts.get("repeated", {}).get("hash")
-    by_place: dict[tuple, list[dict]] = defaultdict(list)
+    targets = r.record.get("repeated", {}).get("hash")
+    by_row: dict[tuple, list[dict]] = defaultdict(list)
     for each in results:
         repeated = each.result.get("repeated", {})
         for row in repeated.get("cells", ()) if repeated.get("hash") == targets else ():
             if row["method"] == each.method:
-                place = (each.variant, row["length"], row["distance_low"], row["distance_high"])
-                by_place[place].append(row)
-    for (name, length, low, high), rows in by_place.items():
+                key = (each.variant, row["length"], row["distance_low"], row["distance_high"])
+                by_row[key].append(row)
+    for (name, length, low, high), rows in by_row.items():
         counts = np.array(rows[0]["unit_targets"])
         nll = unit_values(rows)
         control = unit_values(rows, "unit_control_nll")
@@ -271,7 +272,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
             # not the single layers and heads of an evaluation of attention
             if row.variant == name_of(each.method) and not row.where.startswith("layer"):
                 row = row._replace(variant=each.variant)
-                seeds[row.place].append(row)
+                seeds[row.key].append(row)
         for cell in each.result["cells"]:
             metric = "accuracy" if "unit_accuracy" in cell else "exact"
             values = cell.get(f"unit_{metric}")
@@ -283,7 +284,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         if len(rows) == measured[rows[0].variant]:
             mean = float(np.mean([row.value for row in rows]))
             row = rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict="")
-            means[row.place] = row
+            means[row.key] = row
     family = max(1, len(study.variants) * len({length for _, _, length in units}))
     for (variant, metric, length), values in units.items():
         if len(values) < measured[variant]:
@@ -296,13 +297,13 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         if share.low > first["chance"]:
             word = ABOVE_CHANCE
         row = row_of(variant, metric, share, length, verdict=word)
-        means[row.place] = row
+        means[row.key] = row
     names = [variant for variant in study.variants if variant.name in measured]
     return ReportedResults(
         title=title_of(name, group),
-        place={"evaluation": name, **dict(group)},
+        study_columns={"evaluation": name, **dict(group)},
         variants={variant.name: variant.columns for variant in names},
         noun="scheme",
-        facts=first | {"checkpoint_hash": None},
+        record=first | {"checkpoint_hash": None},
         table=results_table(means.values()),
     )

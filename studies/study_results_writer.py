@@ -15,10 +15,10 @@ from run_directory.metrics_file import read_metrics
 from run_directory.position_overrides import meta_model
 from run_directory.run import MANIFEST
 from run_directory.run_settings import RunSettings
-from run_directory.stages import stages_of
+from run_directory.training_schedule import stages_of
 from studies.cell_pool import errors_of, read_times
 from studies.planned_cells import PlannedCell
-from studies.stored_study import RESULTS
+from studies.study_results_reader import RESULTS
 from studies.study_settings import StudySettings
 
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls

@@ -16,7 +16,7 @@ CONFIDENCE = 0.95  # simultaneous level of intervals
 # What results of an evaluation must share to be compared, besides the units.
 SHARED = ("protocol", "trained_length", "dtype", "tokenizer_hash", "corpus_hash", "bos")
 SHARED += ("targets_hash", "items_hash")
-# Of trainings: equal ones see the same batches.
+# Trainings that are equal in these see the same batches.
 SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 Group = tuple[tuple[str, str], ...]  # labels on the axes other than the scheme and the seed
 
@@ -40,7 +40,7 @@ class StudyVariant(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """In results.csv."""
+        """Its columns of results.csv."""
         return {"scheme": self.scheme, "method": self.method}
 
 

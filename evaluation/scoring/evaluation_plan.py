@@ -35,13 +35,14 @@ Window = tuple[int, int, int, int]  # document, end, inputs, targets
 class EvaluationPlan:
     """Windows of every length, over the same targets in the same order.
 
-    `truncated` scores those targets with the context truncated to L0; it is `windows[L0]` except
-    under by-position. `record` is the content of `targets.json`; `hash` identifies the targets.
+    `baseline_windows` score those targets with the context truncated to L0; they are `windows[L0]`
+    except under by-position. `record` is the content of `targets.json`; `hash` identifies the
+    targets.
     """
 
     protocol: str
     windows: dict[int, np.ndarray]
-    truncated: np.ndarray
+    baseline_windows: np.ndarray
     hash: str
     record: dict
     candidates: np.ndarray | None = None  # all possible targets, a window per document
@@ -74,11 +75,12 @@ def choose_targets(
     trained_length: int,
     console=None,
 ) -> ChosenTargets:
-    """Raises EvaluationError if too little text remains."""
+    """Choose the targets of one run outside excluded passages. Raises EvaluationError if too little
+    text remains."""
     shared = shared_text(settings.contamination, stores, tokenizer, console)
     text = EvaluationText(stores.read, settings.bos, tokenizer.bos_id, shared.rows)
     plan = make_plan(settings, text, tokenizer.hash, trained_length)
-    screening = screen(shared, text, plan.truncated, plan.candidates)
+    screening = screen(shared, text, plan.baseline_windows, plan.candidates)
     return ChosenTargets(stores, tokenizer, text, plan, screening)
 
 
@@ -118,14 +120,14 @@ def make_plan(
         spec["windows_per_document"] = per_document = settings.windows_per_document
         windows = {longest: position_windows(text, documents, longest, per_document, settings.seed)}
         step = truncation_step(settings, trained_length)
-        truncated = truncated_windows(windows[longest], trained_length, step)
+        baseline = truncated_windows(windows[longest], trained_length, step)
     else:
         if settings.protocol == "non-overlapping":
             windows = {n: block_windows(text, documents, n, longest) for n in lengths}
         else:
             windows = {n: sliding_windows(text, documents, n, settings.step(n)) for n in lengths}
-        truncated = windows[trained_length]
-    return EvaluationPlan(settings.protocol, windows, truncated, canonical_hash(spec), spec)
+        baseline = windows[trained_length]
+    return EvaluationPlan(settings.protocol, windows, baseline, canonical_hash(spec), spec)
 
 
 def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
@@ -169,7 +171,7 @@ def fixed_plan(
     return EvaluationPlan(
         protocol="fixed-targets",
         windows=windows,
-        truncated=windows[trained_length],
+        baseline_windows=windows[trained_length],
         hash=targets.hash,
         record=targets.record,
         candidates=np.stack([documents, ends, ends - 1, possible], axis=1),
@@ -185,7 +187,7 @@ def with_repeats(
     """The plan with repeated text of the same documents as further targets."""
     repeats = draw_repeats(
         text,
-        np.unique(plan.truncated[:, 0]),
+        np.unique(plan.baseline_windows[:, 0]),
         longest=plan.lengths[-1],
         most=settings.targets,
         per_document=settings.spans_per_document,

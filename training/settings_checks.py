@@ -5,7 +5,7 @@ from model import SCHEMES
 from model.carried_state import check_carried
 from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
-from run_directory.stages import stages_of
+from run_directory.training_schedule import stages_of
 from training.optimizer import role_of
 from training.parallel import Parallel
 
@@ -48,8 +48,8 @@ def check_model(settings: RunSettings) -> None:
         )
     if limit is not None and limit < shortest:
         raise TrainingError(
-            f"training.validation.multiples begins at {shortest} tokens, and positions end at "
-            f"{limit}: add 1 to it"
+            f"training.validation.multiples: the shortest length is {shortest} tokens, and the "
+            f"scheme has {limit} positions; include 1, the trained length, in the list"
         )
     if settings.training.state == "carry":
         for stage in stages_of(settings):
@@ -71,25 +71,25 @@ def _end_of(settings: RunSettings) -> str:
 
 
 def check_processes(settings: RunSettings, parallel: Parallel) -> None:
-    """Raise for a batch that does not divide equally among the ranks, windows that do not among
-    those of a context group, and a sharded model whose learned positional scheme changes during
-    training: its parameters cannot be replaced, as they are shards."""
+    """Raise TrainingError for a batch size that is not a multiple of the number of ranks or context
+    groups, for windows that are too short for a context group, and for a sharded model whose
+    learned positional scheme changes during training, as sharded parameters cannot be replaced."""
     context = settings.training.parallel.context
     groups = parallel.data_world
     chunks = 2 * context if context > 1 else 1
-    for i, segment in enumerate(settings.segments):
+    for i, step_range in enumerate(settings.step_ranges):
         stage = f"training.stages.{i}." if settings.training.stages else ""
-        if segment.batch_size % groups:
+        if step_range.batch_size % groups:
             number = "processes" if context == 1 else f"context groups (of {context} processes)"
             raise TrainingError(
-                f"{stage or 'training.'}batch_size {segment.batch_size} must be a multiple of the "
-                f"number of {number}, {groups}"
+                f"{stage or 'training.'}batch_size {step_range.batch_size} must be a multiple of "
+                f"the number of {number}, {groups}"
             )
-        if segment.length < chunks:
+        if step_range.length < chunks:
             raise TrainingError(
-                f"{f'{stage}length' if stage else 'train_length'} {segment.length} is less than "
+                f"{f'{stage}length' if stage else 'train_length'} {step_range.length} is less than "
                 f"{chunks}, 2 × training.parallel.context: set it to {chunks} or more, or "
-                f"training.parallel.context to {max(1, segment.length // 2)} or less"
+                f"training.parallel.context to {max(1, step_range.length // 2)} or less"
             )
     if parallel.sharded and any(stage.overrides for stage in stages_of(settings)):
         weights = meta_model(settings).named_parameters()

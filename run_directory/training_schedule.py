@@ -54,7 +54,7 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     entries = settings.training.stages or [StageSettings()]
     # as many tokens as training.micro_batch_size windows of train_length have
     micro_batch_tokens = (settings.training.micro_batch_size or 0) * settings.train_length
-    for i, (stage, size) in enumerate(zip(entries, settings.segments, strict=True)):
+    for i, (stage, size) in enumerate(zip(entries, settings.step_ranges, strict=True)):
         where = f"training.stages.{i}"
         warmup = as_steps(stage.warmup, settings.steps)
         if not stages and (stage.overrides or warmup):
@@ -132,6 +132,6 @@ class TrainingSchedule:
         stage = self.stage(step)
         rise = min(1.0, (step - stage.start + 1) / stage.warmup) if stage.warmup else 1.0
         return {
-            name: self._lr_schedule.rate(peak, step, self.steps) * rise
+            name: self._lr_schedule.rate_at(peak, step, self.steps) * rise
             for name, peak in self._peaks.items()
         }

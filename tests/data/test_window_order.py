@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sampling.segments import chunk_size, window_samplers
+from data.sampling.window_order import chunk_size, window_samplers
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)

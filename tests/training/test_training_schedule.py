@@ -10,15 +10,15 @@ from errors import ConfigError, TrainingError
 from model import ModelError, TokenPositions, Transformer
 from run_directory.parent_run import check_fork
 from run_directory.run_settings import RunSettings
-from run_directory.stages import TrainingSchedule, last_trained, stage_of, stages_of
+from run_directory.training_schedule import TrainingSchedule, last_trained, stage_of, stages_of
 from run_directory.training_settings import SpikeSettings
 from settings.load import load_settings
 from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
-from training.checks import check_model
 from training.micro_batches import StepBatch, step_batches
 from training.optimizer import Optimizer
+from training.settings_checks import check_model
 from training.train_state import StepGuard, TrainState
 
 # 20 steps of 2 × 24 tokens.
