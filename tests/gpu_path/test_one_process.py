@@ -1,7 +1,6 @@
 """DDP, FSDP2 and shared windows in a process group of one process, by NCCL on a GPU: three steps
 equal those without a group. What needs two GPUs is not shown by this."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
