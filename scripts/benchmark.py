@@ -1,12 +1,12 @@
 """Compare speed and memory with transformers, and positional schemes and mixers with RoPE.
 
-    python scripts/benchmark.py                                      all cases of shapes A and B
+    python scripts/benchmark.py                                      all cases but train-8, of shapes A and B
     python scripts/benchmark.py --shapes A --cases decode-1 decode-8
     python scripts/benchmark.py --cases scheme-train scheme-decode --schemes alibi kda
     python scripts/benchmark.py --device cuda --shapes 125M 1.1B
 
-Every measurement is a fresh process: the baseline and the others take turns for --rounds rounds, on
-the same random weights and tokens, with two calls for warm-up. Losses, logits and generated tokens
+Every variant is a process of its own. After two calls for warm-up the baseline and the others take
+turns for --rounds rounds, on the same random weights and tokens. Losses, logits and generated tokens
 are compared before any time is reported. Training is also measured in bfloat16 where the processor
 has the instruction, and only in bfloat16 on a GPU.
 
@@ -14,8 +14,8 @@ With one thread (the default) the time is the CPU time of the process, which doe
 that other processes use. Ratios of medians hold better on a busy machine than speeds.
 
 The results are written to docs/benchmarks: cpu.csv or gpu/<card>.csv, in which a row replaces an
-earlier one of its kind, and a page with the table. A case that fails does not stop the others; the
-exit status is then 1.
+earlier one of its kind, and a page with the table; on a GPU also gpu/<card>_kernels.csv, the time of
+each kernel. A variant that fails does not stop the others; the exit status is then 1.
 """
 
 import json
@@ -24,10 +24,13 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
@@ -51,14 +55,20 @@ from model import SCHEMES, TokenPositions, Transformer
 from model.decoding import pack
 from model.devices import find_device, prepare_cpu
 from run_directory.console import Console
+from run_directory.position_overrides import meta_model
 from run_directory.precision import has_bfloat16
 from run_directory.run import processor
 from run_directory.run_settings import RunSettings
-from run_directory.training_settings import AdamWSettings
+from run_directory.training_schedule import TrainingSchedule
+from scripts.plain_llama import plain_llama
 from settings.load import load_settings
 from settings.script import Parser, run_main
+from train import train_step
 from training.hardware import known_peak, peak_memory
-from training.optimizer import Optimizer
+from training.micro_batches import MicroBatch, StepBatch
+from training.parallel import Parallel
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
@@ -72,20 +82,26 @@ LONG_LENGTH = 16_384
 NEAR_TIE = 1e-3  # logits that rounding may swap
 LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}  # of losses and logits
 KEYS = ["case", "shape", "variant", "threads"]
+ACCUMULATED = 8  # micro-batches of train-8
+PROFILED = 3  # calls
+KERNELS = 40  # of a call, the longest ones
+THREADS_ON_GPU = 4  # that draw the random weights
 HEAD = """# Speed of {machine}
 
 `python scripts/benchmark.py`, torch {torch}. Shape A has 4 layers of width 256, 8 query and 4 key/value
 heads, FFN 688, vocabulary 4,096, training steps of 8 x 512 tokens; B 6 layers of width 288, 6 heads, FFN
 768, vocabulary 32,000, steps of 8 x 256; 125M and 1.1B are configs/base.yaml and configs/1b.yaml.
 
-All variants of a case take turns in fresh processes, on equal weights and tokens; transformers with its
-SDPA attention. `ratio` compares the median speed with the baseline's, `of the fastest` the fastest samples;
-above 1 is faster. `busy`: CPU time over wall time and threads; below 0.9 other processes used the core and
-its caches. `of the peak`: of the GPU's bfloat16 peak (`train`) or of the bandwidth of a copy
-(`decode`). `checked`: the largest difference of losses or logits from the baseline's, or the share of
-generated tokens that is equal, each of them the most likely token of a full pass within 0.001.
+All variants of a case take turns, each in a process of its own, on equal weights and tokens; transformers
+with its SDPA attention, `llama` is scripts/plain_llama.py. `ratio` compares the median speed with the
+baseline's, `of the fastest` the fastest samples; above 1 is faster. `busy`: CPU time over wall time and
+threads; below 0.9 other processes used the core and its caches. `ms`: of a step, in `decode` of a token after
+the first; `kernels, ms`: the sum of its GPU kernels. `of the peak`: of the GPU's bfloat16 peak (`train`) or
+of the bandwidth of a copy (`decode`, whose share of the peak is `MFU`). `first call, s`: with its compilation.
+`checked`: the largest difference of losses or logits from the baseline's, or the share of generated tokens
+that is equal, each of them the most likely token of a full pass within 0.001.
 
-Cases: `train` is a step with fused AdamW; `prefill` 2,048 tokens through the cache; `decode-N` greedy
+Cases: `train` is a step with fused AdamW, `train-8` one of eight micro-batches; `prefill` 2,048 tokens through the cache; `decode-N` greedy
 generation of N rows after 32 tokens; `fixed-targets` the last 64 of 2,048 tokens; `long-train` a training
 step on one window of 16,384 tokens; `scheme-train` and `scheme-decode` a step on one window of 2,048 tokens
 (four on a GPU), and generation of one row, beside RoPE. Measured by an earlier version: `core`, the forward
@@ -132,19 +148,24 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What one process measures. `variant`: ``ours``, ``transformers``, or a scheme or mixer; then
-    ``compiled`` and ``bfloat16`` if they apply."""
+    """What one process measures. `variant`: ``ours``, ``transformers``, ``llama``, or a scheme or
+    mixer; then ``compiled`` and ``bfloat16`` if they apply."""
 
     case: str
     shape: str
     variant: str
     device: str
     threads: int
-    repeats: int
+    repeats: int  # timed calls of a turn; 0: the process ends after its first call
+    profile: bool = False  # whether to measure kernels
 
     @property
     def is_theirs(self) -> bool:
         return self.variant.startswith("transformers")
+
+    @property
+    def is_compiled(self) -> bool:
+        return "compiled" in self.variant
 
     @property
     def is_half(self) -> bool:
@@ -164,8 +185,8 @@ class Workload:
             return nullcontext()
         return torch.autocast(torch.device(self.device).type, torch.bfloat16)
 
-    def our_model(self) -> Transformer:
-        words = self.sizes.words.split()
+    def our_settings(self, *more: str) -> RunSettings:
+        words = [*self.sizes.words.split(), *more]
         scheme = self.variant.split()[0]
         if scheme in MIXERS:
             words += [f"configs/mixer/{scheme}.yaml", "model.kv_heads=null"]
@@ -173,8 +194,10 @@ class Workload:
             words.append(f"model.position.name={scheme}")
         if scheme == "learned":
             words.append(f"model.position.max_length={4 * SCHEME_LENGTH}")
-        settings = load_settings(RunSettings, words).model
-        model = Transformer(settings, self.sizes.vocab, self.sizes.length)
+        return load_settings(RunSettings, words)
+
+    def our_model(self) -> Transformer:
+        model = Transformer(self.our_settings().model, self.sizes.vocab, self.sizes.length)
         return model.initialize(0).eval().to(self.device)
 
     def their_model(self) -> Any:
@@ -209,64 +232,94 @@ class Workload:
 
 @dataclass(frozen=True)
 class Task:
-    """What is timed: `call` returns the numbers that must agree between variants. `ideal`: seconds
-    of a call at the peak of a GPU; 0: unknown."""
+    """What is timed.
+
+    Attributes:
+        call: returns the numbers that must agree between variants.
+        tokens: of a call.
+        first: the part of a call up to its first token, in generation.
+        steps: of a call after `first`.
+        ideal: seconds of a step at the peak of a GPU, of its memory where it generates; 0: unknown.
+        ideal_compute: the same by the FLOPs of generation.
+    """
 
     call: Callable[[], list[float]]
     tokens: int
+    first: Callable[[], object] | None = None
+    steps: int = 1
     ideal: float = 0.0
+    ideal_compute: float = 0.0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The result of one process: seconds of CPU time and wall time of each repetition, the checked
-    numbers of the first call, and peak memory in bytes."""
-
-    cpu: list[float]
-    wall: list[float]
-    tokens: int
-    ideal: float
-    checked: list[float]
-    peak: int
-
-
-def train(work: Workload, rows: int | None = None, length: int | None = None) -> Task:
-    """A training step: forward and backward pass and fused AdamW. Numbers: the loss."""
+def train(
+    work: Workload, rows: int | None = None, length: int | None = None, parts: int = 1
+) -> Task:
+    """A training step of `parts` micro-batches: forward and backward passes and fused AdamW.
+    Numbers: the loss."""
     rows = rows or work.sizes.batch
     length = length or work.sizes.length
-    tokens = work.tokens(rows, length + 1)
-    inputs = tokens[:, :-1].contiguous()
-    targets = tokens[:, 1:].contiguous()
-    is_compiled = "compiled" in work.variant
-    ideal = 0.0
+    tokens = work.tokens(parts * rows, length + 1)
+    inputs = tokens[:, :-1].contiguous().split(rows)
+    targets = tokens[:, 1:].contiguous().split(rows)
+    count = parts * rows * length
+    if not work.is_theirs and not work.variant.startswith("llama"):
+        return our_training(work, rows, length, inputs, targets)
     if work.is_theirs:
-        theirs = work.their_model().train()
-        optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3, fused=True)
-        model = torch.compile(theirs) if is_compiled else theirs
+        model = work.their_model().train()
+        forward = torch.compile(model) if work.is_compiled else model
 
-        def loss() -> Tensor:
-            return model(inputs, labels=targets, shift_labels=targets, use_cache=False).loss
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return forward(x, labels=y, shift_labels=y, use_cache=False).loss
     else:
-        ours = work.our_model().train()
-        (optimizer,) = Optimizer(ours, AdamWSettings(lr=1e-3)).parts
-        positions = TokenPositions.plain(length, device=inputs.device)
-        if is_compiled:
-            ours.compile(dynamic=True)
-        if work.device != "cpu":
-            ideal = targets.numel() * ours.flops_per_token(length) / peak_flops(inputs.device)
+        model = work.our_model().train()
+        plain = torch.compile(plain_llama) if work.is_compiled else plain_llama
 
-        def loss() -> Tensor:
-            return ours(inputs, positions, targets, reduction="sum") / targets.numel()
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return plain(model, x, y)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> list[float]:
-        with work.autocast():
-            value = loss()
-        value.backward()
+        total = torch.zeros((), device=tokens.device)
+        for x, y in zip(inputs, targets, strict=True):
+            with work.autocast():
+                value = loss(x, y) / parts
+            value.backward()
+            total += value.detach()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return [float(value.detach())]
+        return [float(total)]
 
-    return Task(step, targets.numel(), ideal)
+    return Task(step, count, ideal=ideal_training(work, length, count))
+
+
+def our_training(
+    work: Workload, rows: int, length: int, inputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> Task:
+    """The step of train.py, without clipping."""
+    parts = len(inputs)
+    settings = work.our_settings(
+        f"train_length={length}",
+        f"training.batch_size={parts * rows}",
+        f"training.micro_batch_size={rows}",
+        f"training.compile={str(work.is_compiled).lower()}",
+        "training.grad_clip=null",
+    )
+    t = settings.training
+    parallel = Parallel(t)
+    parallel.autocast_dtype = torch.bfloat16 if work.is_half else None
+    model = work.our_model().train()
+    state = TrainState.create(model, settings, parallel)
+    positions = TokenPositions.plain(length, device=parallel.device)
+    micro = [MicroBatch(x, y, positions) for x, y in zip(inputs, targets, strict=True)]
+    count = parts * rows * length
+    batch = StepBatch(TrainingSchedule(settings).stages[0], micro, count)
+    requests = StopRequests()
+
+    def step() -> list[float]:
+        return [train_step(state, batch, parallel, t, requests).read()["loss"]]
+
+    return Task(step, count, ideal=ideal_training(work, length, count))
 
 
 def prefill(work: Workload) -> Task:
@@ -295,13 +348,13 @@ def decode(work: Workload, rows: int) -> Task:
     """Greedy generation after a short prompt, which is part of the time. Numbers: the tokens."""
     ids = work.tokens(rows, PROMPT)
     dtype = torch.bfloat16 if work.is_half else torch.float32
-    ideal = 0.0
+    ideal = ideal_compute = 0.0
     if work.is_theirs:
         theirs = work.their_model().to(dtype)
         mask = torch.ones_like(ids)
 
-        def generate() -> Tensor:
-            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+        def generate(count: int) -> Tensor:
+            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
             return out[:, PROMPT:]
 
         def logits(row: Tensor) -> Tensor:
@@ -310,18 +363,27 @@ def decode(work: Workload, rows: int) -> Task:
         ours = pack(work.our_model().to(dtype))
         if work.device != "cpu":
             weights = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
-            ideal = NEW * weights * dtype.itemsize / bandwidth(ids.device)
+            ideal = weights * dtype.itemsize / bandwidth(ids.device)
+            flops = rows * ours.flops_per_token(PROMPT + NEW) / 3  # of the forward pass
+            ideal_compute = flops / peak_flops(ids.device)
 
-        def generate() -> Tensor:
-            steps = list(Generation(ours, ids.tolist(), NEW, SamplingParams(temperature=0)))
-            return torch.tensor(steps, device=ids.device).T
+        def generate(count: int) -> Tensor:
+            steps = Generation(ours, ids.tolist(), NEW, SamplingParams(temperature=0))
+            return torch.tensor(list(islice(steps, count)), device=ids.device).T
 
         def logits(row: Tensor) -> Tensor:
             return ours(row[None], TokenPositions.plain(len(row), device=row.device))[0]
 
     if not work.is_half:
-        check_greedy(logits, ids, generate())
-    return Task(lambda: generate().flatten().tolist(), rows * NEW, ideal)
+        check_greedy(logits, ids, generate(NEW))
+    return Task(
+        lambda: generate(NEW).flatten().tolist(),
+        rows * NEW,
+        lambda: generate(1).tolist(),
+        NEW - 1,
+        ideal,
+        ideal_compute,
+    )
 
 
 @torch.inference_mode()
@@ -339,18 +401,26 @@ def check_greedy(
             raise ValueError(f"a generated token has a logit {short:.2g} below the largest one")
 
 
+def ideal_training(work: Workload, length: int, tokens: int) -> float:
+    """Seconds of a training step at the peak of the device."""
+    model = meta_model(work.our_settings(), work.sizes.vocab)
+    return tokens * model.flops_per_token(length) / peak_flops(torch.device(work.device))
+
+
 def peak_flops(device: torch.device) -> float:
-    """FLOP/s in bfloat16: of the data sheet, else those of a product of large matrices."""
+    """FLOP/s of the data sheet in bfloat16, else those of a product of large matrices, on a CPU in
+    float32."""
     if peak := known_peak(device):
         return peak
-    n = 8192  # saturates a GPU
-    x = torch.ones(n, n, dtype=torch.bfloat16, device=device)
+    is_gpu = device.type == "cuda"
+    n = 8192 if is_gpu else 1024  # saturates the device
+    x = torch.ones(n, n, dtype=torch.bfloat16 if is_gpu else torch.float32, device=device)
     seconds = []
     for _ in range(8):
-        torch.cuda.synchronize(device)
         start = time.perf_counter()
         _ = x @ x
-        torch.cuda.synchronize(device)
+        if is_gpu:
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     return 2 * n**3 / min(seconds[2:])  # the first ones choose kernels and allocate memory
 
@@ -390,15 +460,21 @@ def fixed_targets(work: Workload) -> Task:
     return Task(call, WINDOWS * PREFILL)
 
 
+def scheme_train(work: Workload) -> Task:
+    rows = 1 if work.device == "cpu" else 4
+    return train(work, rows, min(SCHEME_LENGTH, 8 * work.sizes.length))
+
+
 CASES: dict[str, Callable[[Workload], Task]] = {
     "train": train,
+    "train-8": lambda work: train(work, parts=ACCUMULATED),
     "prefill": prefill,
     "decode-1": lambda work: decode(work, 1),
     "decode-8": lambda work: decode(work, 8),
     "decode-64": lambda work: decode(work, 64),
     "fixed-targets": fixed_targets,
     "long-train": lambda work: train(work, 1, LONG_LENGTH),
-    "scheme-train": lambda work: train(work, 1 if work.device == "cpu" else 4, SCHEME_LENGTH),
+    "scheme-train": scheme_train,
     "scheme-decode": lambda work: decode(work, 1),
 }
 
@@ -415,85 +491,228 @@ def comparisons(case: str, device: str, schemes: Sequence[str]) -> Iterator[tupl
                 yield f"rope{precision}", [f"{name}{precision}"]
     else:
         names = ["ours"]
-        if case == "train":
-            names += ["ours compiled", "transformers compiled"]
+        if case.startswith("train"):
+            names += ["ours compiled", "llama compiled", "transformers compiled"]
         if is_cpu:
             yield "transformers", names
-        if not is_cpu or (case == "train" and has_bfloat16(torch.device("cpu"))):
+        if not is_cpu or (case.startswith("train") and has_bfloat16(torch.device("cpu"))):
             yield "transformers bfloat16", [f"{name} bfloat16" for name in names]
 
 
-def measure(work: Workload) -> Measured:
-    """Time a workload in this process after two calls for warm-up."""
-    prepare_cpu(work.threads)
-    if work.device == "cpu" and work.threads == 1 and hasattr(os, "sched_setaffinity"):
+def measure(work: Workload) -> None:
+    """Run a workload in this process: prints a line of JSON when it is warm, one for each line of
+    standard input, and one after the last."""
+    is_cpu = work.device == "cpu"
+    prepare_cpu(work.threads if is_cpu else THREADS_ON_GPU)
+    if is_cpu and work.threads == 1 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     task = CASES[work.case](work)
-    if work.device != "cpu":
+    if not is_cpu:
         torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
     checked = task.call()
-    task.call()
-    cpu = []
-    wall = []
-    for _ in range(work.repeats):
-        cpu_start = time.process_time()
-        start = time.perf_counter()
+    first_call = time.perf_counter() - start
+    if work.repeats:
         task.call()
-        cpu.append(time.process_time() - cpu_start)
-        wall.append(time.perf_counter() - start)
-    peak = peak_memory(torch.device(work.device))
-    return Measured(cpu, wall, task.tokens, task.ideal, checked, peak)
+    facts = {name: getattr(task, name) for name in ("tokens", "steps", "ideal", "ideal_compute")}
+    report(checked=checked, first_call=first_call, **facts)
+    for _ in sys.stdin:
+        calls = [timed(task.call) for _ in range(work.repeats)]
+        firsts = [timed(task.first) for _ in calls] if task.first else []
+        report(calls=calls, firsts=firsts, peak=peak_memory(torch.device(work.device)))
+    report(kernels=kernels(task, work.device) if work.profile else [])
 
 
-def run_apart(work: Workload) -> Measured:
-    """`measure` in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--workload", json.dumps(asdict(work))],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(work.threads)},
-        cwd=ROOT,
-    )
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        raise TrainingError(f"{work.case}, {work.variant}: {done.stderr.strip().splitlines()[-1]}")
-    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+def kernels(task: Task, device: str) -> list[dict]:
+    """Kernels of a call, on a CPU its operations, from the longest: name, number and time in ms."""
+    profiled = ProfilerActivity.CPU if device == "cpu" else ProfilerActivity.CUDA
+    with profile(activities=[profiled], acc_events=True) as seen:
+        for _ in range(PROFILED):
+            task.call()
+    field = f"self_{'cpu' if device == 'cpu' else 'device'}_time_total"
+    found = [
+        {
+            "kernel": event.key[:120],
+            "calls": event.count / PROFILED,
+            "ms": getattr(event, field) / PROFILED / 1000,
+        }
+        for event in seen.key_averages()
+    ]
+    return sorted((x for x in found if x["ms"]), key=lambda x: -x["ms"])
 
 
-def compare(works: Sequence[Workload], rounds: int) -> list[dict]:
-    """Rows of variants, the first of which is the baseline, measured in turns."""
-    processes = [[run_apart(work) for work in works] for _ in range(rounds)]
-    by_variant = list(zip(*processes, strict=True))
-    is_cpu_time = works[0].device == "cpu" and works[0].threads == 1
-    rows = []
-    reference: list[float] = []
-    reference_tokens = by_variant[0][0].tokens
-    for work, own in zip(works, by_variant, strict=True):
-        cpu = [seconds for process in own for seconds in process.cpu]
-        wall = [seconds for process in own for seconds in process.wall]
-        times = cpu if is_cpu_time else wall
-        reference = reference or times
-        median = statistics.median(times)
-        more = own[0].tokens / reference_tokens
-        rows.append(
-            {
-                "case": work.case,
-                "shape": work.shape,
-                "variant": work.variant,
-                "threads": work.threads,
-                "baseline": works[0].variant,
-                "tokens_per_second": own[0].tokens / median,
-                "ratio": more * statistics.median(reference) / median,
-                "ratio_of_fastest": more * min(reference) / min(times),
-                "busy": sum(cpu) / sum(wall) / work.threads,
-                "of_the_peak": own[0].ideal / median or None,
-                "samples": len(times),
-                "peak_mib": max(process.peak for process in own) / 2**20,
-                "checked": agreement(work, by_variant[0][0].checked, own[0].checked),
-                "date": time.strftime("%Y-%m-%d"),
-            }
+def report(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of CPU time and of wall time. `call` waits for its results."""
+    cpu = time.process_time()
+    wall = time.perf_counter()
+    call()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+class MeasuredProcess:
+    """A workload in a process of its own, which waits for its turns.
+
+    Raises TrainingError, with the last line of its errors, where the process has ended.
+    """
+
+    def __init__(self, work: Workload):
+        self.work = work
+        self.turns: list[dict] = []
+        self.kernels: list[dict] = []
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--workload", json.dumps(asdict(work))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(work.threads)},
+            cwd=ROOT,
         )
-    return rows
+        self.kill = self._process.kill
+
+    def warm_up(self) -> None:
+        """Wait until the process can be timed."""
+        self.facts = self._answer()
+
+    def turn(self) -> None:
+        """Time its calls."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):
+            stdin.write("\n")
+            stdin.flush()
+        self.turns.append(self._answer())
+
+    def end(self) -> None:
+        """Measure its kernels and end it."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.close()
+        self.kernels = self._answer()["kernels"]
+        self._process.wait()
+
+    def _answer(self) -> dict:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        self._process.wait()
+        self._errors.seek(0)
+        errors = self._errors.read().strip()
+        print(errors, file=sys.stderr)
+        last = errors.splitlines()[-1:] or ["it was ended"]
+        raise TrainingError(f"{self.work.case}, {self.work.variant}: {last[0]}")
+
+
+def compare(
+    works: Sequence[Workload], rounds: int, console: Console, seconds: float | None = None
+) -> tuple[list[dict], list[dict]]:
+    """Rows of variants and of their kernels; the first variant is the baseline. After `seconds`,
+    those of the turns so far. Failures are warnings."""
+    processes: list[MeasuredProcess] = []
+    failed: set[str] = set()
+
+    def attempt(process: MeasuredProcess, act: Callable[[MeasuredProcess], None]) -> None:
+        if process.work.variant not in failed:
+            try:
+                act(process)
+            except TrainingError as error:
+                failed.add(process.work.variant)
+                console.warn(str(error))
+
+    def end_all() -> None:
+        for process in processes:
+            process.kill()
+
+    timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end_all)
+    timer.daemon = True
+    timer.start()
+    try:
+        for work in works:
+            processes.append(MeasuredProcess(work))
+            if work.device == "cpu" and work.threads == 1:  # on one core
+                attempt(processes[-1], MeasuredProcess.warm_up)
+        for process in processes:
+            if not hasattr(process, "facts"):
+                attempt(process, MeasuredProcess.warm_up)
+        for _ in range(rounds):
+            for process in processes:
+                attempt(process, MeasuredProcess.turn)
+        for process in processes:
+            attempt(process, MeasuredProcess.end)
+    finally:
+        timer.cancel()
+        end_all()
+    rows = []
+    timed = [process for process in processes if process.turns]
+    baseline = timed[0] if timed and timed[0].work == works[0] else None
+    for process in timed:
+        try:
+            rows.append(row_of(process, baseline, works[0].variant))
+        except TrainingError as error:
+            failed.add(process.work.variant)
+            console.warn(str(error))
+    names = [row["variant"] for row in rows]
+    of_kernels = [
+        {"case": works[0].case, "shape": works[0].shape, "variant": process.work.variant}
+        | kernel
+        | {"share": kernel["ms"] / sum(x["ms"] for x in process.kernels)}
+        for process in timed
+        if process.work.variant in names
+        for kernel in process.kernels[:KERNELS]
+    ]
+    return rows, of_kernels
+
+
+def seconds_of(process: MeasuredProcess, name: str) -> list[float]:
+    """Of all turns: CPU time of one thread, else wall time."""
+    is_cpu_time = process.work.device == "cpu" and process.work.threads == 1
+    return [pair[0 if is_cpu_time else 1] for turn in process.turns for pair in turn[name]]
+
+
+def row_of(process: MeasuredProcess, baseline: MeasuredProcess | None, name: str) -> dict:
+    """The result of a variant, compared with the baseline, whose name is `name`."""
+    work = process.work
+    facts = process.facts
+    times = seconds_of(process, "calls")
+    firsts = seconds_of(process, "firsts")
+    median = statistics.median(times)
+    first = statistics.median(firsts) if firsts else 0.0
+    step = (median - first) / facts["steps"]
+    pairs = [pair for turn in process.turns for pair in turn["calls"]]
+    ratio = ratio_of_fastest = checked = None
+    if baseline is not None:
+        reference = seconds_of(baseline, "calls")
+        more = facts["tokens"] / baseline.facts["tokens"]
+        ratio = more * statistics.median(reference) / median
+        ratio_of_fastest = more * min(reference) / min(times)
+        checked = agreement(work, baseline.facts["checked"], facts["checked"])
+    return {
+        "case": work.case,
+        "shape": work.shape,
+        "variant": work.variant,
+        "threads": work.threads,
+        "baseline": name,
+        "tokens_per_second": facts["tokens"] / median,
+        "ratio": ratio,
+        "ratio_of_fastest": ratio_of_fastest,
+        "busy": sum(cpu for cpu, _ in pairs) / sum(wall for _, wall in pairs) / work.threads,
+        "of_the_peak": facts["ideal"] / step or None,
+        "samples": len(times),
+        "peak_mib": max(turn["peak"] for turn in process.turns) / 2**20,
+        "checked": checked,
+        "date": time.strftime("%Y-%m-%d"),
+        "ms": 1000 * step,
+        "first_token_ms": 1000 * first or None,
+        "mfu": facts["ideal_compute"] / step or None,
+        "kernels_ms": sum(kernel["ms"] for kernel in process.kernels) or None,
+        "first_call_s": facts["first_call"],
+    }
 
 
 def agreement(work: Workload, baseline: list[float], other: list[float]) -> str:
@@ -511,8 +730,7 @@ def agreement(work: Workload, baseline: list[float], other: list[float]) -> str:
 
 def save(rows: Sequence[dict], file: Path, machine: str) -> None:
     """Add rows to a CSV file, in place of earlier ones of their kind, and write its page."""
-    known = [pd.read_csv(file, keep_default_na=False)] if file.exists() else []
-    table = pd.concat([*known, pd.DataFrame(rows)]).drop_duplicates(KEYS, keep="last")
+    table = joined(rows, file, KEYS)
     # Results of earlier versions have further cases.
     order = {name: i for i, name in enumerate(dict.fromkeys([*CASES, *table["case"]]))}
     table = table.sort_values(
@@ -521,8 +739,29 @@ def save(rows: Sequence[dict], file: Path, machine: str) -> None:
         kind="stable",
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, table.to_csv(index=False, float_format="%.4g"))
+    write_text(file, table.to_csv(index=False))
     write_page(file, machine)
+
+
+def joined(rows: Sequence[dict], file: Path, keys: Sequence[str]) -> pd.DataFrame:
+    """The rows of a CSV file and new ones, which replace those with equal keys."""
+    new = pd.DataFrame(
+        {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+        for row in rows
+    )
+    if not file.exists():
+        return new
+    known = pd.read_csv(file, keep_default_na=False)
+    kinds = set(new[keys].itertuples(index=False, name=None))
+    kept = [kind not in kinds for kind in known[keys].itertuples(index=False, name=None)]
+    return pd.DataFrame(pd.concat([known[kept].astype(object), new.astype(object)]))
+
+
+def save_kernels(rows: Sequence[dict], file: Path) -> None:
+    """Add the kernels of variants to a CSV file, in place of earlier ones."""
+    if rows:
+        table = joined(rows, file, KEYS[:3])
+        write_text(file, table.to_csv(index=False))
 
 
 def write_page(file: Path, machine: str) -> None:
@@ -534,16 +773,27 @@ def write_page(file: Path, machine: str) -> None:
         "busy": "{:.2f}",
         "of_the_peak": "{:.0%}",
         "peak_mib": "{:,.0f}",
+        "ms": "{:.3g}",
+        "first_token_ms": "{:.3g}",
+        "mfu": "{:.1%}",
+        "kernels_ms": "{:.3g}",
+        "first_call_s": "{:.1f}",
     }
     table = pd.read_csv(file, keep_default_na=False)
     for name, form in columns.items():
-        table[name] = [x if x == "" else form.format(float(x)) for x in table[name]]
-    table = table.drop(columns=["threads"]).rename(
+        if name in table:
+            table[name] = [x if x == "" else form.format(float(x)) for x in table[name]]
+    empty = [name for name in table.columns if set(table[name]) == {""}]
+    table = table.drop(columns=["threads", *empty]).rename(
         columns={
             "tokens_per_second": "tokens/s",
             "ratio_of_fastest": "of the fastest",
             "of_the_peak": "of the peak",
             "peak_mib": "peak, MiB",
+            "first_token_ms": "first token, ms",
+            "mfu": "MFU",
+            "kernels_ms": "kernels, ms",
+            "first_call_s": "first call, s",
         }
     )
     head = HEAD.format(machine=machine, torch=torch.__version__)
@@ -551,15 +801,50 @@ def write_page(file: Path, machine: str) -> None:
     write_text(file.with_suffix(".md"), f"{head}{rows}\n")
 
 
+def results_of(device: torch.device, folder: Path) -> tuple[Path, str]:
+    """The file for the results of a device, and the name of the machine."""
+    if device.type != "cuda":
+        return folder / "cpu.csv", f"{os.cpu_count()} cores of {processor()}"
+    machine = torch.cuda.get_device_name(device)
+    return folder / "gpu" / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}.csv", machine
+
+
+def compare_and_save(
+    works: Sequence[Workload],
+    rounds: int,
+    console: Console,
+    file: Path,
+    machine: str,
+    seconds: float | None = None,
+    first_calls: Mapping[str, float] = {},
+) -> list[dict]:
+    """`compare`, whose rows are written to `file` and printed. `first_calls`: seconds by variant,
+    of those compiled before."""
+    rows, of_kernels = compare(works, rounds, console, seconds)
+    for row in rows:
+        row["first_call_s"] = first_calls.get(row["variant"], row["first_call_s"])
+    if rows:
+        save(rows, file, machine)
+        save_kernels(of_kernels, file.with_name(f"{file.stem}_kernels.csv"))
+    for row in rows:
+        ratio = "" if row["ratio"] is None else f"ratio {row['ratio']:.2f}, "
+        console.info(
+            f"{row['case']} {row['shape']} {row['variant']}: {row['tokens_per_second']:,.0f} "
+            f"tokens/s, {row['ms']:.3g} ms, {ratio}{row['checked'] or 'not compared'}"
+        )
+    return rows
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--workload"]:
-        print(json.dumps(asdict(measure(Workload(**json.loads(sys.argv[2]))))))
+        measure(Workload(**json.loads(sys.argv[2])))
         return 0
     known = [*SCHEMES, *MIXERS]
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--shapes", nargs="+", default=["A", "B"], choices=SHAPES)
-    add("--cases", nargs="+", default=[*CASES], choices=CASES, metavar="CASE")
+    short = [case for case in CASES if case != "train-8"]
+    add("--cases", nargs="+", default=short, choices=CASES, metavar="CASE")
     add("--schemes", nargs="+", default=known, choices=known, metavar="SCHEME")
     add("--device", default="cpu", help="cpu (the default) or cuda")
     add("--threads", type=int, default=1, help="of each process (default: 1)")
@@ -571,32 +856,27 @@ def main() -> int:
         if getattr(options, name) < 1:
             parser.error(f"argument --{name}: must be at least 1")
     device = find_device(options.device)
-    file = options.results / "cpu.csv"
-    machine = f"{os.cpu_count()} cores of {processor()}"
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-        file = options.results / "gpu" / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}.csv"
+    file, machine = results_of(device, options.results)
     console = Console()
     failures = 0
     for case in options.cases:
-        for shape in options.shapes[:1] if case == "core" else options.shapes:
+        for shape in options.shapes:
             for baseline, variants in comparisons(case, device.type, options.schemes):
+                names = [baseline, *variants]
                 works = [
-                    Workload(case, shape, name, str(device), options.threads, options.repeats)
-                    for name in (baseline, *variants)
-                ]
-                try:
-                    rows = compare(works, options.rounds)
-                except TrainingError as error:
-                    console.warn(str(error))
-                    failures += 1
-                    continue
-                save(rows, file, machine)
-                for row in rows:
-                    console.info(
-                        f"{case} {shape} {row['variant']}: {row['tokens_per_second']:,.0f} tokens/s, "
-                        f"ratio {row['ratio']:.2f}, {row['checked'] or 'not compared'}"
+                    Workload(
+                        case,
+                        shape,
+                        name,
+                        str(device),
+                        options.threads,
+                        options.repeats,
+                        profile=device.type == "cuda",
                     )
+                    for name in names
+                ]
+                rows = compare_and_save(works, options.rounds, console, file, machine)
+                failures += len(names) - len(rows)
     return int(failures > 0)
 
 

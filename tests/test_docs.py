@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import os
 import random
 import re
@@ -178,6 +179,7 @@ SMALL = [
 LONG = [
     "benchmark",
     "check",
+    "gpu_acceptance",
     "run_harness",
     "reference",
     "sample",
@@ -378,6 +380,17 @@ def test_document_commands_run(clone, line):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_document_python_blocks_run(clone, name):
     clone.block(BLOCKS[name])
+
+
+def test_the_cells_for_one_gpu_run(clone):
+    """As a script, with a small model."""
+    notebook = json.loads((ROOT / "docs/notebooks/one_gpu.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(x["source"]) for x in notebook["cells"] if x["cell_type"] == "code"]
+    assert len(cells) == 3
+    source = re.sub("^%.*", "", "\n".join(cells), flags=re.M)
+    small = ", ".join(map(repr, [*TEXT, *MINIATURE]))
+    assert '"training.tokens=20M"' in source
+    clone.block(source.replace('"training.tokens=20M"', small))
 
 
 @pytest.mark.slow

@@ -90,7 +90,12 @@ def memory(
         needed["bfloat16 copies"] = copies if low == HALF else 0.0
         needed["buckets"] = size * p if parallel.world > 1 else 0.0
     tokens = sequences * length / context
-    needed["activations"] = tokens * activations(model, length, checkpointing, size, low)
+    compiled = parallel.device_type == "cuda" if t.compile is None else t.compile
+    stored = tokens * activations(model, length, checkpointing, size, low, compiled)
+    needed["activations"] = stored
+    if windows_of_a_step(settings) <= sequences * parallel.data_world:
+        # Without accumulation, gradients take the place of activations.
+        needed["gradients"] = max(0.0, state - stored)
     if context > 1:
         gathered = gathered_keys(model, length, checkpointing, context)
         needed["gathered keys"] = sequences * low * gathered
@@ -108,7 +113,12 @@ def windows_of_a_step(settings: RunSettings) -> int:
 
 
 def activations(
-    model: Transformer, length: int, checkpointing: Checkpointing, size: int, low: int
+    model: Transformer,
+    length: int,
+    checkpointing: Checkpointing,
+    size: int,
+    low: int,
+    compiled: bool = False,
 ) -> float:
     """Bytes per token saved for the backward pass.
 
@@ -116,7 +126,8 @@ def activations(
     and softmax, in float32; the outputs of the norms, what the mixer saves, four vectors of the
     feed-forward, and inputs and outputs of Canon layers. With full checkpointing: the input of
     every block, and everything of one block. With selective checkpointing also the outputs of
-    attention and of all matrix products of every block.
+    attention and of all matrix products of every block. A compiled pass computes the inputs of
+    norms after scaling and the activation of the feed-forward again.
 
     Args:
         size, low: bytes of a number outside and inside of autocast.
@@ -127,9 +138,10 @@ def activations(
     for block in model.layers:
         mixer = block.mixer
         norms = 4 if block.norm_placement == "both" else 2
-        inner = norms * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
+        inner = norms * s.dim + mixer.saved_numbers(length) + (3 if compiled else 4) * s.ffn_dim
         inner += sum(2 * len(canon.convolution.weight) for canon in block.canons.values())
-        whole.append((2 * norms * s.dim + mixer.heads + norms) * size + inner * low)
+        outer = (1 if compiled else 2) * norms * s.dim + mixer.heads + norms
+        whole.append(outer * size + inner * low)
         stored += s.dim * size
         if checkpointing == "selective":
             products = 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim

@@ -2,19 +2,23 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 from errors import TrainingError
+from run_directory.console import Console
+from scripts import benchmark
 from scripts.benchmark import CASES, Workload, agreement, check_greedy, comparisons
 
 WORK = Workload("train", "tiny", "ours", "cpu", threads=1, repeats=1)
 
 
 def test_every_case_runs_and_ours_agrees_with_the_baseline():
-    for case in ("train", "prefill", "decode-1", "fixed-targets", "scheme-train"):
+    for case in ("train", "train-8", "prefill", "decode-1", "fixed-targets", "scheme-train"):
         for baseline, variants in comparisons(case, "cpu", ["gated_deltanet"]):
             names = [name for name in (baseline, *variants) if "compiled" not in name]
+            names += ["llama"] if case.startswith("train") else []
             works = [replace(WORK, case=case, variant=name) for name in names]
             numbers = [CASES[case](work).call() for work in works]
             assert all(len(own) > 0 for own in numbers)
@@ -31,3 +35,55 @@ def test_different_results_are_refused():
         check_greedy(lambda row: table[row], prompts, torch.tensor([[1, 2]]))
     with pytest.raises(TrainingError, match="differ"):
         agreement(WORK, [1.0], [1.01])
+
+
+class Process:
+    """A measured process without one: `ours` is twice as fast and ends before its kernels are
+    measured, `llama` ends in its first turn. Calls have a part up to the first token."""
+
+    def __init__(self, work: Workload):
+        self.work = work
+        self.turns: list[dict] = []
+        self.kernels: list[dict] = []
+
+    def warm_up(self) -> None:
+        ideal = {"ideal": 0.01, "ideal_compute": 0.002}
+        self.facts = {"tokens": 30, "steps": 3, "checked": [1.0], "first_call": 7.0, **ideal}
+
+    def turn(self) -> None:
+        if self.work.variant == "llama":
+            raise TrainingError("ended")
+        seconds = 0.4 if self.work.variant == "ours" else 0.8
+        calls = [(seconds, 2 * seconds), (2 * seconds, 4 * seconds), (seconds, 2 * seconds)]
+        self.turns.append({"calls": calls, "firsts": [(0.1, 9.0)], "peak": 2**21})
+
+    def end(self) -> None:
+        if self.work.variant == "ours":
+            raise TrainingError("ended")
+        self.kernels = [{"kernel": name, "calls": 2, "ms": ms} for name, ms in (("a", 3), ("b", 1))]
+
+    def kill(self) -> None:
+        pass
+
+
+def test_results_of_variants_that_are_measured_in_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "MeasuredProcess", Process)
+    names = ["transformers", "llama", "ours"]
+    works = [replace(WORK, variant=name) for name in names]
+    file = tmp_path / "cpu.csv"
+    for count in (1, 2):
+        found = benchmark.compare_and_save(
+            works[:count], 2, Console(quiet=True), file, "one", first_calls={"transformers": 5.0}
+        )
+        assert [row["variant"] for row in found] == ["transformers"]
+    found = benchmark.compare_and_save(works, 2, Console(quiet=True), file, "one")
+    assert [row["variant"] for row in found] == ["transformers", "ours"]
+    table = pd.read_csv(file).set_index("variant")
+    assert list(table.index) == ["transformers", "ours"]
+    ours = table.loc["ours"]
+    assert ours["ratio"] == 2 and ours["samples"] == 6 and ours["busy"] == 0.5
+    assert ours["ms"] == 100 and ours["first_token_ms"] == 100 and ours["first_call_s"] == 7
+    assert ours["of_the_peak"] == 0.1 and ours["mfu"] == 0.02 and ours["peak_mib"] == 2
+    assert table.loc["transformers", "kernels_ms"] == 4
+    kernels = pd.read_csv(tmp_path / "cpu_kernels.csv")
+    assert list(kernels["share"]) == [0.75, 0.25]

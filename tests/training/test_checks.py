@@ -117,7 +117,7 @@ def test_memory_of_weights_optimizer_and_average():
     model = meta_model(plain, 258)
     p = model.parameter_count()
     for split, group in ((1, devices()), (4, devices(4, sharded=True))):
-        needed = memory(model, averaged, group, 8)
+        needed = memory(model, averaged, group, 1)  # of several micro-batches
         keys = ("weights", "gradients", "moments", "mean")
         assert [needed[key] for key in keys] == [n * p / split for n in (4, 4, 8, 4)]
     wide = memory(model, load(*SHAPE, "training.precision=float64"), devices(), 8)
@@ -133,6 +133,23 @@ def test_memory_of_weights_optimizer_and_average():
     sharded = memory(model, plain, devices(4, sharded=True, half=True), 2)
     expected = (2 * 2 + 2 + 4) * block + (2 + 2 + 4) * outer
     assert sharded["whole blocks"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "peak"),
+    [("configs/base.yaml", 32, 12.2), ("configs/1b.yaml", 4, 26.6)],
+)
+def test_memory_is_that_of_two_compiled_runs(config, rows, peak):
+    """Peaks in GiB of steps of one micro-batch on an H200 (docs/benchmarks/gpu/README.md)."""
+    one = [f"training.batch_size={rows}", f"training.micro_batch_size={rows}"]
+    settings = load(config, *one)
+    model = meta_model(settings, 32_000)
+    needed = memory(model, settings, devices(half=True), rows)
+    assert sum(needed.values()) / 2**30 == pytest.approx(peak, rel=0.04)
+    # with accumulation, gradients exist beside the activations
+    more = memory(model, load(config, one[1]), devices(half=True), rows)
+    assert more["gradients"] == more["weights"] > needed["gradients"]
+    assert more["activations"] == needed["activations"]
 
 
 @pytest.mark.parametrize(
