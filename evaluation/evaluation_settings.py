@@ -61,8 +61,8 @@ class MeasurementSettings(StrictSettings):
     @field_validator("lengths", check_fields=False)
     @classmethod
     def _positive(cls, value: list | None) -> list | None:
-        whole = [one for one in value or [1] if isinstance(one, int)]  # pairs are checked by type
-        if value == [] or min(whole, default=1) < 1:
+        numbers = [tokens_of(one, 1) for one in value or [1] if isinstance(one, (int, str))]
+        if value == [] or min(numbers, default=1) < 1:
             raise ValueError("lengths must be positive and at least one")
         return value
 
@@ -78,6 +78,17 @@ class MeasurementSettings(StrictSettings):
                 left_out.add(key)
         asked = self.model_dump(mode="json", exclude=left_out) | removed
         return sha256_of(json.dumps(asked, sort_keys=True))[:8]
+
+
+def tokens_of(length: int | str, trained_length: int) -> int:
+    """The tokens of a length such as 512 or 4x, a multiple of the trained length. Raises ValueError
+    for any other text."""
+    if isinstance(length, int):
+        return length
+    multiple = length.removesuffix("x")
+    if multiple == length or not multiple.isdecimal():
+        raise ValueError(f"{length} is neither a number of tokens nor a multiple such as 4x")
+    return int(multiple) * trained_length
 
 
 class TextSettings(MeasurementSettings):
@@ -96,8 +107,10 @@ class TextSettings(MeasurementSettings):
 class TargetSettings(TextSettings):
     """Settings of fixed targets."""
 
-    lengths: list[int] | None = setting(
-        None, "input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
+    lengths: list[int | str] | None = setting(
+        None,
+        "input tokens, or multiples of the trained length L0 such as 4x; L0 is always added; "
+        "default: 1x, 2x, 4x, 8x, 16x",
     )
     targets: int = setting(
         64,
@@ -110,8 +123,8 @@ class TargetSettings(TextSettings):
 
     def grid(self, trained_length: int) -> list[int]:
         """The lengths in ascending order, including the trained length."""
-        lengths = self.lengths or [trained_length * 2**k for k in range(5)]
-        return sorted({*lengths, trained_length})
+        lengths = self.lengths or [f"{2**k}x" for k in range(5)]
+        return sorted({*(tokens_of(each, trained_length) for each in lengths), trained_length})
 
 
 class EvaluationSettings(TargetSettings):

@@ -45,11 +45,20 @@ from evaluation.reports.loss_report import (
     read_gain_table,
     verdict,
 )
-from evaluation.reports.report import Block, Chart, ReportedResults, write_pages, write_results
+from evaluation.reports.report import (
+    Block,
+    Chart,
+    ReportedResults,
+    write_pages,
+    write_results,
+    write_table,
+)
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.statistics.intervals import CLAIM_SEEDS
 from studies.study_results_reader import Group, StoredStudy, read_study
 from studies.study_results_table import read_losses, read_other
+from studies.study_settings import TrendSettings
+from studies.trend import effect_rows, trend_figure, trend_table, with_stored_rows
 
 MIB = 2**20
 COSTS = {  # key in a cell's record: column, format
@@ -181,6 +190,8 @@ def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[
     names = [variant.name for variant in study.variants]
     lead = ["No loss evaluation has finished yet."]
     sections: Sections = {}
+    if settings := study.settings.get("trend"):
+        sections |= _trend_section(TrendSettings.model_validate(settings), study, folder)
     for r in losses:
         if r is losses[0]:
             lead = findings(r)
@@ -262,6 +273,21 @@ def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
         difference = chart("difference", title, note, differences_figure)
         sections[f"{title} ({r.title})"] = [difference, differences(r)]
     return sections
+
+
+def _trend_section(trend: TrendSettings, study: StoredStudy, folder: Path) -> Sections:
+    """Effects by size, with effects.csv. Its rows of cells that were measured elsewhere are
+    kept."""
+    file = folder / "effects.csv"
+    rows = effect_rows(trend, [cell.record for cell in study.cells])
+    rows = with_stored_rows(rows, file)
+    write_table(file, rows)
+    if rows.empty:
+        return {}
+    title = "Effects by size"
+    caption = f"{title}. Line: fit; shaded: its interval, and ±δ."
+    chart = Chart("figures/trend", trend_figure(trend, rows), caption, f"Chart: {title}.")
+    return {title: [chart, trend_table(trend, rows)]}
 
 
 def _other_section(r: ReportedResults, styles: Styles, is_first: bool) -> Sections:

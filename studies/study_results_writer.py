@@ -95,6 +95,7 @@ def _training(
         "tokens": tokens,
         "steps": settings.steps,
         "parameters": manifest.get("parameters"),
+        "layer_parameters": layer_parameters(settings, manifest["vocab_size"]),
         "flops_per_token": flops / tokens,
         "flops": flops,
         "loss": steps[-1]["loss"] if steps else None,
@@ -121,6 +122,12 @@ def _timing(cell: PlannedCell, manifest: dict, lines: list[dict]) -> dict[str, A
         "machine": attempts[-1].get("machine"),
         "attempts": len(attempts),
     }
+
+
+def layer_parameters(settings: RunSettings, vocab_size: int) -> int:
+    """Parameters without the embedding, the head and the last norm."""
+    layers = meta_model(settings, vocab_size).layers
+    return sum(weight.numel() for block in layers for weight in block.parameters())
 
 
 def flops_of(settings: RunSettings, vocab_size: int) -> float:

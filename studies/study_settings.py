@@ -5,13 +5,14 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 from settings.fields import StrictSettings, setting
+from studies.expressions import Expression
 from studies.study_results_reader import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 
@@ -94,6 +95,28 @@ class ReportSettings(StrictSettings):
     confidence: float = setting(CONFIDENCE, "simultaneous level of the intervals", gt=0.5, lt=1)
 
 
+class EffectSettings(StrictSettings):
+    """One effect, and what is expected of it."""
+
+    statement: str = Field(description="the effect in a few words, positive as predicted")
+    value: Expression = Field(
+        description="the number, as in claims, with lengths in multiples of the trained one: "
+        "{scheme: rope, length: 4x, from: 1x}; {scheme: rope, evaluation: reading, metric: "
+        "read_gain, length: 8x, distance: 1x} is read at distances from the trained length on"
+    )
+    delta: float = Field(gt=0, description="the smallest effect that counts, in nats")
+    expect: Literal["grows", "shrinks", "turns", "steady"] = Field(
+        description="the trend with size that is predicted"
+    )
+
+
+class TrendSettings(StrictSettings):
+    """Effects whose trend with size is reported."""
+
+    axis: str = setting("rung", "axis of the grid whose labels differ in size")
+    effects: dict[str, EffectSettings] = Field(min_length=1, description="by name")
+
+
 class StudySettings(StrictSettings):
     """Training runs × evaluations → one report."""
 
@@ -112,6 +135,7 @@ class StudySettings(StrictSettings):
     evaluations: dict[DirectoryName, EvaluationEntry] = setting(
         {}, "evaluations of every run, by the name of their results directory"
     )
+    trend: TrendSettings | None = setting(None, "effects whose trend with size is reported")
     report: ReportSettings = setting(ReportSettings(), "what is compared")  # pyright: ignore[reportCallIssue]
 
     @field_validator("grid", mode="before", json_schema_input_type=Any)
@@ -138,6 +162,7 @@ class StudySettings(StrictSettings):
         names = [
             ("report.baseline", report.baseline, [*schemes, *self.variants]),
             ("report.primary", report.primary, list(self.evaluations)),
+            ("trend.axis", self.trend and self.trend.axis, list(self.grid)),
         ]
         skips = {"skip": self.skip}
         for name, entry in self.evaluations.items():

@@ -9,6 +9,7 @@ scheme, only point estimates are reported.
 """
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -87,27 +88,31 @@ def interval(
     if units >= POINTS_ONLY_BELOW and min(seeds, default=CLAIM_SEEDS) >= CLAIM_SEEDS:
         half = half_width(error, units - 1, alpha / family)
         if seeds:
-            variances = [seed_means(each, counts).var(ddof=1) / len(each) for each in schemes]
+            parts = [(seed_means(x, counts).var(ddof=1) / len(x), len(x) - 1) for x in schemes]
             power = 2 if family == 1 else FAMILY_POWER
-            half = _half_width([*variances, error**2], [*seeds, units], alpha / family, power)
+            half = half_width_of_sum([*parts, (error**2, units - 1)], alpha / family, power)
     names = " and ".join(map(str, seeds))
     return MeanInterval(mean, mean - half, mean + half, units, names, family, round(1 - alpha, 9))
 
 
-def _half_width(variances: list[float], sizes: list[int], alpha: float, power: float) -> float:
-    """t(df)·√V for the sum V of the `variances` of the means of samples of these `sizes`: seed
-    means of each scheme, and units. df = 1 / Σ wᵖ/dfᵢ over the shares w of V.
+def half_width_of_sum(
+    parts: Sequence[tuple[float, float]], alpha: float, power: float = 2
+) -> float:
+    """t(df)·√V for the sum V of independent variances. df = 1 / Σ wᵖ/dfᵢ over the shares w of V.
 
     p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest variance
     happens to be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds
     with unequal variances have a simultaneous coverage of 89 to 95% at a nominal 95%. p = 4/3 gives
     94 to 98%, ends 0 to 30% wider.
+
+    Args:
+        parts: each variance, with the degrees of freedom of its estimate.
     """
-    total = sum(variances)
+    variances, dfs = np.array(parts, dtype=np.float64).T
+    total = float(variances.sum())
     if total == 0:
         return 0.0
-    shares = np.array(variances) / total
-    df = float(1 / (shares**power / (np.array(sizes) - 1)).sum())
+    df = float(1 / ((variances / total) ** power / dfs).sum())
     return half_width(math.sqrt(total), df, alpha)
 
 

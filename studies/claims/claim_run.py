@@ -19,7 +19,7 @@ from run_directory.parent_run import read_run_settings
 from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from settings.load import SettingsLayers
-from studies.claims.claim_settings import DEFAULTS, ClaimSettings, values_in
+from studies.claims.claim_settings import ClaimSettings
 from studies.claims.claim_verdicts import (
     LEARNED,
     ClaimVerdict,
@@ -27,6 +27,7 @@ from studies.claims.claim_verdicts import (
     measured_rows,
     read_verdict,
 )
+from studies.expressions import DEFAULTS, values_in
 from studies.planned_cells import PlannedCell
 from studies.study_results_reader import SEED
 from studies.study_run import StudyCall, StudyRun

@@ -1,12 +1,5 @@
-"""The settings of a claim: a study, what was published, and what decides.
+"""The settings of a claim: a study, what was published, and what decides."""
 
-A comparison is an expression: one number for each seed, from the measured values of the claim's
-arms. An expression is a number; a value of one arm, such as {scheme: rope, length: 256}, which is a
-change with `from`, {scheme: rope, length: 256, from: 64}; or an operator with its operands,
-{minus: [A, B]}.
-"""
-
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,6 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from settings.fields import StrictSettings, setting
+from studies.expressions import Expression, expanded, values_in
 from studies.study_results_reader import SEED
 from studies.study_settings import StudySettings
 
@@ -25,66 +19,6 @@ QUESTIONS = {
     "training": "What does training change?",
     "protocol": "Which protocol flips the sign?",
 }
-
-Expression = Any  # a number, or a mapping as above
-# Operands and function of each operator.
-OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "minus": (2, np.subtract),
-    "times": (2, np.multiply),
-    "absolute": (1, np.abs),
-}
-# Keys of a value besides the axes of the grid, and what they are where they are not given.
-DEFAULTS = {"evaluation": None, "metric": "nll", "method": "trained", "length": None}
-FROM = "from"  # the length that a change begins at
-
-
-def operator_of(tree: Expression) -> str | None:
-    """The operator of an expression; None for a number or a value."""
-    keys = tree if isinstance(tree, dict) else ()
-    return next((key for key in keys if key in OPERATORS), None)
-
-
-def expanded(tree: Expression, axes: list[str], more: dict[str, str]) -> Expression:
-    """The expression with changes written as differences and the labels `more` in every value.
-    Raises ValueError with the part that is no expression."""
-    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
-        return tree
-    if not isinstance(tree, dict) or not tree:
-        raise ValueError(f"{tree}: write a value such as {{scheme: rope, length: 256}}")
-    name = operator_of(tree)
-    if name is not None:
-        operands = tree[name]
-        count = OPERATORS[name][0]
-        if len(tree) > 1 or not isinstance(operands, list) or len(operands) != count:
-            raise ValueError(f"{name} has a list of {count} operands and stands alone, not {tree}")
-        return {name: [expanded(operand, axes, more) for operand in operands]}
-    known = [*axes, *DEFAULTS, FROM]
-    if unknown := [key for key in tree if key not in known]:
-        raise ValueError(
-            f"{unknown[0]} is neither an operator ({', '.join(OPERATORS)}) nor a key of a value "
-            f"({', '.join(known)})"
-        )
-    value = {key: each for key, each in tree.items() if key != FROM} | more
-    if FROM not in tree:
-        return value
-    return {"minus": [value, value | {"length": tree[FROM]}]}
-
-
-def values_in(tree: Expression) -> list[dict]:
-    """The values of arms that an expression reads."""
-    name = operator_of(tree)
-    if name is not None:
-        return [value for operand in tree[name] for value in values_in(operand)]
-    return [tree] if isinstance(tree, dict) else []
-
-
-def evaluate(tree: Expression, read: Callable[[dict], Any]) -> Any:
-    """The number of an expression for each element of what `read` returns for a value."""
-    name = operator_of(tree)
-    if name is not None:
-        _, function = OPERATORS[name]
-        return function(*(evaluate(operand, read) for operand in tree[name]))
-    return read(tree) if isinstance(tree, dict) else tree
 
 
 class ClaimSource(StrictSettings):

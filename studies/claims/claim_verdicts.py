@@ -24,7 +24,8 @@ from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 from errors import StudyError
 from evaluation.any_model_loss import half_width
 from evaluation.statistics.loss_table import is_undertrained
-from studies.claims.claim_settings import DEFAULTS, ClaimSettings, Expression, evaluate, values_in
+from studies.claims.claim_settings import ClaimSettings
+from studies.expressions import DEFAULTS, Expression, evaluate, values_in
 from studies.study_results_reader import SEED
 
 ALPHA = 0.05

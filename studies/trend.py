@@ -1,0 +1,354 @@
+"""Whether an effect holds with size: the same comparison on every rung of a ladder, and a line
+through them.
+
+An effect is a difference of losses or read gains, positive as predicted. On a rung it is the mean
+over seeds and targets; seeds and units are both random samples. The line is
+
+    effect = a + b · log10(parameters) + c · log2(trained length),
+
+by least squares over the rungs, whose variances add up as those of every linear contrast of the
+rungs, with Welch-Satterthwaite degrees of freedom. The term of the length is left out where all
+rungs have one length, or where there are too few to tell it from the size. The change is the line
+at the largest size minus the line at the smallest, both at the mean length, and δ the smallest
+effect that counts:
+
+- steady: the interval of the change lies within ±δ;
+- turns: otherwise, the intervals of the line at both ends exclude 0, with opposite signs;
+- grows, shrinks: otherwise, the interval of the change excludes 0, and the line is farther from 0
+  at the largest size, or at the smallest;
+- not resolved: otherwise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from errors import StudyError
+from evaluation.any_model_loss import ratio
+from evaluation.evaluation_settings import tokens_of
+from evaluation.reports.document import NONE, Cell, ReportTable, with_ends
+from evaluation.reports.figures import (
+    BAND,
+    COLOURS,
+    INK,
+    MARKERS,
+    SOFT,
+    Curve,
+    FigureText,
+    Panel,
+    panels,
+)
+from evaluation.statistics.intervals import CLAIM_SEEDS, half_width_of_sum, seed_means
+from studies.expressions import DEFAULTS, Expression, evaluate, expanded, values_in
+from studies.study_results_reader import SEED
+from studies.study_settings import TrendSettings
+
+STEADY = "steady"
+TURNS = "turns"
+GROWS = "grows"
+SHRINKS = "shrinks"
+NOT_RESOLVED = "not resolved"
+ALPHA = 0.05
+COLUMNS = ["effect", "rung", "parameters", "length", "seed", "unit", "targets", "value"]
+
+
+# The values of a rung.
+
+
+def effect_rows(trend: TrendSettings, cells: Sequence[dict]) -> pd.DataFrame:
+    """The rows of effects.csv (COLUMNS): each effect by rung, seed and unit, of the cells that were
+    measured.
+
+    Args:
+        cells: those of results.json.
+    """
+    measured = {frozenset(cell["axes"].items()): cell for cell in cells if cell["status"] == "done"}
+    repeats = dict.fromkeys((cell["axes"][trend.axis], cell["axes"][SEED]) for cell in cells)
+    axes = [axis for axis in cells[0]["axes"] if axis not in (trend.axis, SEED)]
+    rows: list[tuple] = []
+    for name, effect in trend.effects.items():
+        tree = expanded(effect.value, [*axes, "distance"], {})
+        for rung, seed in repeats:
+            repeat = {trend.axis: rung, SEED: seed}
+            arms = [
+                measured.get(frozenset((repeat | {axis: value[axis] for axis in axes}).items()))
+                for value in values_in(tree)
+            ]
+            if None not in arms:
+                own = effect_by_unit(tree, [cell for cell in arms if cell is not None])
+                training = next(iter(filter(None, arms)))["training"]
+                size = (training["layer_parameters"], training["train_length"])
+                rows += [(name, rung, *size, seed, *row) for row in own.itertuples()]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def effect_by_unit(tree: Expression, arms: Sequence[dict]) -> pd.DataFrame:
+    """An effect of one seed by unit: targets, value.
+
+    Args:
+        arms: the cells of the values in `tree`, in their order.
+
+    Raises StudyError if the values have different targets.
+    """
+    values = [unit_values(cell, value) for cell, value in zip(arms, values_in(tree), strict=True)]
+    targets = values[0]["targets"]
+    for cell, value in zip(arms, values, strict=True):
+        if not value["targets"].equals(targets):
+            raise StudyError(f"{cell['id']} was evaluated on other targets than {arms[0]['id']}")
+    order = iter(values)
+    effect = evaluate(tree, lambda value: next(order)["mean"])
+    return pd.DataFrame({"targets": targets, "value": effect})
+
+
+def unit_values(cell: dict[str, Any], value: dict) -> pd.DataFrame:
+    """One value of an arm by unit: mean, targets. Raises StudyError if it was not measured."""
+    asked = DEFAULTS | value
+    trained_length = cell["training"]["train_length"]
+    place = (asked["method"], tokens_of(asked["length"], trained_length))
+    name = asked["evaluation"] or next(iter(cell["evaluations"]))
+    record = cell["evaluations"][name]
+    parts = []
+    if asked["metric"] == "nll":
+        rows = [row | record["units"] for row in record["cells"] if row.get("unit_nll")]
+        columns = {"unit": "names", "mean": "unit_nll", "targets": "targets"}
+    else:
+        least = tokens_of(value.get("distance", 0), trained_length)
+        rows = [row for row in record["repeated"]["cells"] if row["distance_low"] >= least]
+        columns = {"unit": "units", "mean": "unit_read_gain", "targets": "unit_targets"}
+    for row in rows:
+        if (row["method"], row["length"]) == place:
+            if asked["metric"] != "nll":
+                gain = np.subtract(row["unit_control_nll"], row["unit_nll"])
+                row = row | {"unit_read_gain": gain}
+            parts.append(pd.DataFrame({key: row[column] for key, column in columns.items()}))
+    if not parts:
+        raise StudyError(f"{cell['id']}: evaluation {name} has no {value}")
+    table = pd.concat(parts)
+    table["mean"] *= table["targets"]
+    sums = table.groupby("unit")[["mean", "targets"]].agg("sum")
+    return sums.assign(mean=sums["mean"] / sums["targets"])
+
+
+def with_stored_rows(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """The rows and those of effects.csv, if it exists, of effects, rungs and seeds that they
+    lack."""
+    if not file.is_file():
+        return rows
+    stored = pd.read_csv(file, dtype={"rung": str, "seed": str, "unit": str})
+    columns = ["effect", "rung", "seed"]
+    new = set(rows[columns].itertuples(index=False, name=None))
+    is_new = [row in new for row in stored[columns].itertuples(index=False, name=None)]
+    is_new = np.array(is_new, dtype=bool)
+    return pd.concat([stored.loc[~is_new], rows]).sort_values("parameters", kind="stable")
+
+
+# The line.
+
+
+class Estimate(NamedTuple):
+    """A number with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RungEffect:
+    """An effect on one rung.
+
+    Attributes:
+        parameters: without embeddings, of the first arm.
+        length: trained length in tokens.
+        seeds: (S,) the effect of each seed.
+        mean: over seeds and targets.
+        error: standard error of `mean` from the units.
+    """
+
+    rung: str
+    parameters: int
+    length: int
+    seeds: np.ndarray
+    mean: float
+    error: float
+    units: int
+
+
+def rungs_of(rows: pd.DataFrame) -> list[RungEffect]:
+    """The rungs of one effect, in the order of their rows."""
+    rungs = []
+    for label, own in rows.groupby("rung", sort=False):
+        values = own.pivot(index="seed", columns="unit", values="value")
+        targets = own.groupby("unit")["targets"].agg("first")
+        counts = np.asarray(targets.loc[values.columns])
+        matrix = values.to_numpy()  # (S, D)
+        mean, error = ratio(matrix.mean(axis=0) * counts, counts)
+        seeds = seed_means(matrix, counts)
+        first = own.iloc[0]
+        size = (int(first.parameters), int(first.length))
+        rungs.append(RungEffect(str(label), *size, seeds, mean, error, len(counts)))
+    return rungs
+
+
+class Trend:
+    """The line through the rungs of an effect.
+
+    Attributes:
+        rungs: those that were measured.
+    """
+
+    def __init__(self, rungs: Sequence[RungEffect], delta: float):
+        self.rungs = rungs
+        self.delta = delta
+        lengths = np.log2([rung.length for rung in rungs])
+        self._sizes = np.log10([rung.parameters for rung in rungs])
+        self._mean_length = float(lengths.mean())
+        design = np.column_stack([np.ones(len(rungs)), self._sizes, lengths])
+        if len(rungs) < 4 or np.linalg.matrix_rank(design) < 3:
+            design = design[:, :2]
+        self._solution = np.linalg.pinv(design)  # coefficients = solution @ effects
+        self.ends = float(self._sizes.min()), float(self._sizes.max())
+
+    def weights(self, size: float, length: float | None = None) -> np.ndarray:
+        """(R,) factors of the effects of the rungs whose sum is the line at this log10 of
+        parameters.
+
+        Args:
+            length: log2 of the trained length; None: the mean.
+        """
+        at = [1.0, size, self._mean_length if length is None else length]
+        return np.array(at[: len(self._solution)]) @ self._solution
+
+    def at(self, size: float) -> Estimate:
+        """The line at this log10 of parameters and the mean length."""
+        return self.contrast(self.weights(size))
+
+    @property
+    def change(self) -> Estimate:
+        """The line at the largest size minus the line at the smallest."""
+        first, last = map(self.weights, self.ends)
+        return self.contrast(last - first)
+
+    def predict(self, parameters: int, length: int, seeds: int) -> Estimate:
+        """The effect on a rung that was not measured, with as many seeds and the mean standard
+        error of the others."""
+        error = float(np.mean([rung.error for rung in self.rungs]))
+        weights = self.weights(math.log10(parameters), math.log2(length))
+        units = self.rungs[-1].units
+        own = [(self._pooled[0] / seeds, self._pooled[1]), (error**2, units - 1)]
+        return self.contrast(weights, own)
+
+    def interval_of(self, rung: RungEffect) -> Estimate:
+        """The effect on one rung."""
+        return self.contrast(np.array([float(each is rung) for each in self.rungs]))
+
+    def contrast(self, weights: np.ndarray, more: Sequence[tuple[float, int]] = ()) -> Estimate:
+        """The sum of the effects of the rungs times `weights`.
+
+        Args:
+            more: further variances and their degrees of freedom.
+        """
+        parts = [*more]
+        for weight, rung in zip(weights, self.rungs, strict=True):
+            seeds = len(rung.seeds)
+            variance, df = float(rung.seeds.var(ddof=1)), seeds - 1
+            if seeds < CLAIM_SEEDS:
+                variance, df = self._pooled
+            parts += [
+                (weight**2 * variance / seeds, df),
+                (weight**2 * rung.error**2, rung.units - 1),
+            ]
+        value = float(weights @ [rung.mean for rung in self.rungs])
+        half = half_width_of_sum(parts, ALPHA)
+        return Estimate(value, value - half, value + half)
+
+    @property
+    def _pooled(self) -> tuple[float, int]:
+        """Variance of the effects of seeds within rungs, and its degrees of freedom."""
+        squares = sum(float(rung.seeds.var()) * len(rung.seeds) for rung in self.rungs)
+        df = sum(len(rung.seeds) - 1 for rung in self.rungs)
+        return squares / df, df
+
+    @property
+    def word(self) -> str:
+        """See the module."""
+        first, last = map(self.at, self.ends)
+        change = self.change
+        if -self.delta < change.low and change.high < self.delta:
+            return STEADY
+        shown = all(each.low > 0 or each.high < 0 for each in (first, last))
+        if shown and first.value * last.value < 0:
+            return TURNS
+        if change.low > 0 or change.high < 0:
+            return GROWS if abs(last.value) > abs(first.value) else SHRINKS
+        return NOT_RESOLVED
+
+
+# The table and the figure.
+
+
+def trend_table(trend: TrendSettings, rows: pd.DataFrame) -> ReportTable:
+    """The effect on every rung and its trend."""
+    trends = trends_of(trend, rows)
+    rungs = list(dict.fromkeys(rows["rung"]))
+    lines: list[list[Cell]] = []
+    for name, each in trends.items():
+        effect = trend.effects[name]
+        on = {rung.rung: each.interval_of(rung) for rung in each.rungs}
+        texts = [with_ends(*on[rung]) if rung in on else NONE for rung in rungs]
+        change = with_ends(*each.change)
+        lines.append(
+            [effect.statement, *texts, change, each.word, effect.expect, f"{effect.delta:g}"]
+        )
+    columns = ["effect, nats", *rungs, "change", "trend", "expected", "δ"]
+    return ReportTable("Effects by size", columns, lines)
+
+
+def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
+    """The trends by effect, of those measured on two rungs and more."""
+    trends = {}
+    for name, own in rows.groupby("effect", sort=False):
+        rungs = rungs_of(own)
+        if len(rungs) > 1:
+            trends[str(name)] = Trend(rungs, trend.effects[str(name)].delta)
+    return trends
+
+
+def trend_figure(trend: TrendSettings, rows: pd.DataFrame) -> Figure:
+    """A panel for each effect: its value on every rung, the line with its interval, and ±δ."""
+    drawn = []
+    for name, each in trends_of(trend, rows).items():
+        by_length: dict[int, list[RungEffect]] = {}
+        for rung in each.rungs:
+            by_length.setdefault(rung.length, []).append(rung)
+        curves = []
+        for length, color, marker in zip(sorted(by_length), COLOURS, MARKERS, strict=False):
+            own = by_length[length]
+            value, low, high = np.array([each.interval_of(rung) for rung in own]).T
+            sizes = [rung.parameters for rung in own]
+            label = f"{length:,} tokens"
+            curves.append(Curve(label, sizes, value, color, low, high, dash="", marker=marker))
+        sizes = np.linspace(*each.ends, 25)
+        line = np.array([each.at(size) for size in sizes])
+        curves.append(Curve("", 10**sizes, line[:, 0], SOFT))
+
+        def scales(axes: Axes, sizes=sizes, line=line, delta=each.delta) -> None:
+            axes.set_xscale("log")
+            axes.fill_between(10**sizes, line[:, 1], line[:, 2], color=SOFT, alpha=0.18, lw=0)
+            axes.axhspan(-delta, delta, color=BAND, alpha=0.13, lw=0, zorder=0.5)
+
+        heading = f"{trend.effects[name].statement}: {each.word}"
+        drawn.append(
+            Panel(curves, heading, [("", 0.0, INK)], scales=scales, named=False, height=1.9)
+        )
+    text = FigureText("", "", "")
+    return panels(
+        drawn, text, x="parameters without embeddings", y="nats", columns=2, names="below"
+    )

@@ -1,0 +1,214 @@
+"""The trend of an effect with size, against least squares, statsmodels and a simulation."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from errors import StudyError
+from evaluation.reports.document import markdown_table
+from studies.study_settings import TrendSettings
+from studies.trend import (
+    RungEffect,
+    Trend,
+    effect_rows,
+    trend_figure,
+    trend_table,
+    with_stored_rows,
+)
+
+SIZES = [200_000, 800_000, 800_000, 3_000_000, 12_000_000]
+LENGTHS = [128, 128, 256, 256, 512]
+SEEDS = [4, 4, 4, 3, 2]
+
+
+def ladder(effects, noise=0.0, error=1e-9, generator=None, seeds=SEEDS):
+    rungs = []
+    for i, (effect, count) in enumerate(zip(effects, seeds, strict=True)):
+        draws = np.zeros(count) if generator is None else generator.normal(0, noise, count)
+        values = effect + draws
+        mean = float(values.mean())
+        rungs.append(RungEffect(str(i), SIZES[i], LENGTHS[i], values, mean, error, units=9))
+    return rungs
+
+
+def test_the_line_is_that_of_least_squares_in_size_and_length():
+    effects = np.array([0.3, -0.1, 0.4, 0.05, 0.9])
+    trend = Trend(ladder(effects), delta=0.1)
+    x = np.log10(SIZES)
+    design = np.column_stack([np.ones(5), x, np.log2(LENGTHS)])
+    fit = np.linalg.lstsq(design, effects, rcond=None)[0]
+    assert trend.change.value == pytest.approx(fit[1] * (x[-1] - x[0]))
+    mean = [1, 7.1, np.mean(np.log2(LENGTHS))]
+    assert trend.at(7.1).value == pytest.approx(fit @ mean)
+    assert trend.predict(31_000_000, 512, 2).value == pytest.approx(fit @ [1, np.log10(31e6), 9])
+    assert Trend(ladder(effects)[:3], 0.1).change.value == pytest.approx(
+        np.polyfit(x[:3], effects[:3], 1)[0] * (x[2] - x[0])
+    )  # too few rungs to tell the length from the size
+
+
+@pytest.mark.parametrize(
+    ("effects", "word"),
+    [
+        ([0.2, 0.5, 0.5, 0.8, 1.1], "grows"),
+        ([-0.2, -0.5, -0.5, -0.8, -1.1], "grows"),
+        ([1.1, 0.8, 0.8, 0.5, 0.2], "shrinks"),
+        ([0.6, 0.3, 0.3, -0.3, -0.6], "turns"),
+        ([0.52, 0.51, 0.5, 0.5, 0.49], "steady"),
+    ],
+)
+def test_words(effects, word):
+    trend = Trend(ladder(effects, 0.002, 0.002, np.random.default_rng(0)), delta=0.1)
+    assert trend.word == word
+    wide = Trend(ladder(effects, 0.002, 3.0, np.random.default_rng(0)), delta=0.1)
+    assert wide.word == "not resolved"
+
+
+def test_intervals_cover():
+    """Of change, line, rung with two seeds, and prediction of a rung that is measured later."""
+    generator = np.random.default_rng(1)
+    slope = 0.3
+    effects = 0.1 + slope * np.log10(SIZES)
+    change = slope * np.ptp(np.log10(SIZES))
+    hits = np.zeros(4)
+    rounds = 1500
+    for _ in range(rounds):
+        rungs = []
+        for rung in ladder(effects, 0.05, generator=generator):
+            # the units shift the mean of a rung, with an error that 9 of them estimate
+            shift = generator.normal(0, 0.03)
+            error = 0.03 * np.sqrt(generator.chisquare(8) / 8)
+            own = {"mean": rung.mean + shift, "error": float(error), "seeds": rung.seeds + shift}
+            rungs.append(RungEffect(**{**vars(rung), **own}))
+        trend = Trend(rungs, delta=0.1)
+        ahead = Trend(rungs[:-1], delta=0.1).predict(SIZES[-1], LENGTHS[-1], seeds=2)
+        middle = float(np.log10(SIZES).mean())
+        truths = [
+            (trend.change, change),
+            (trend.at(middle), effects.mean()),
+            (trend.interval_of(rungs[-1]), effects[-1]),
+            (ahead, rungs[-1].mean),
+        ]
+        hits += [each.low <= truth <= each.high for each, truth in truths]
+    assert np.all(hits / rounds > 0.93), hits / rounds
+
+
+def cell(rung, scheme, seed, nll, gain=0.0):
+    """A cell with units b, a of 3 and 1 targets, whose NLL at 1 and 4 times is given."""
+    length, parameters = {"small": (16, 1000), "large": (32, 9000)}[rung]
+    rows = [
+        {"method": "trained", "length": length * times, "unit_nll": [value, value + 0.4]}
+        for times, value in zip((1, 4), nll, strict=True)
+    ]
+    repeated = [
+        {
+            "method": "trained",
+            "length": 4 * length,
+            "distance_low": low,
+            "units": ["a", "b"],
+            "unit_targets": [1, weight],
+            "unit_nll": [1.0, 1.0],
+            "unit_control_nll": [1.0 + gain, 1.0 + 2 * gain],
+        }
+        for low, weight in ((length // 2, 7), (length, 1), (2 * length, 3))
+    ]
+    evaluations = {
+        "loss": {"units": {"names": ["b", "a"], "targets": [3, 1]}, "cells": rows},
+        "reading": {"repeated": {"cells": repeated}},
+    }
+    return {
+        "id": f"{rung}-{scheme}-{seed}",
+        "axes": {"rung": rung, "seed": seed, "scheme": scheme},
+        "status": "done",
+        "training": {"train_length": length, "layer_parameters": parameters},
+        "evaluations": evaluations,
+    }
+
+
+TREND = TrendSettings.model_validate({
+    "effects": {
+        "rise": {
+            "statement": "rope rises",
+            "value": {"scheme": "rope", "length": "4x", "from": "1x"},
+            "delta": 0.1,
+            "expect": "grows",
+        },
+        "reads": {
+            "statement": "rope reads",
+            "value": {
+                "scheme": "rope",
+                "evaluation": "reading",
+                "metric": "read_gain",
+                "length": "4x",
+                "distance": "1x",
+            },
+            "delta": 0.1,
+            "expect": "steady",
+        },
+    }
+})  # fmt: skip
+
+
+@pytest.fixture
+def cells():
+    return [
+        cell(rung, scheme, str(seed), (2.0, 3.0 + size + 0.01 * seed + other), gain=0.5)
+        for rung, size in (("small", 0.0), ("large", 2.0))
+        for scheme, other in (("rope", 0.0), ("none", 7.0))
+        for seed in range(3)
+    ]
+
+
+def test_values_are_read_in_multiples_of_the_trained_length(cells):
+    rows = effect_rows(TREND, cells)
+    assert list(rows["rung"].unique()) == ["small", "large"]
+    rise = rows.loc[(rows.effect == "rise") & (rows.rung == "large") & (rows.seed == "2")]
+    assert rise.set_index("unit")["value"].to_dict() == pytest.approx({"a": 3.02, "b": 3.02})
+    assert rise.set_index("unit")["targets"].to_dict() == {"a": 1, "b": 3}
+    assert set(rise["parameters"]) == {9000}
+    reads = rows.loc[(rows.effect == "reads") & (rows.rung == "small") & (rows.seed == "0")]
+    # two octaves from the trained length on
+    assert reads.set_index("unit")["targets"].to_dict() == {"a": 2, "b": 4}
+    assert reads.set_index("unit")["value"].to_dict() == pytest.approx({"a": 0.5, "b": 1.0})
+
+
+def test_unmeasured_cells_are_left_out_and_stored_rows_kept(cells, tmp_path):
+    every = effect_rows(TREND, cells)
+    every.to_csv(tmp_path / "effects.csv", index=False)
+    for each in cells:
+        if each["axes"]["rung"] == "small" or each["axes"]["seed"] == "1":
+            each["status"] = "pending"
+    rows = effect_rows(TREND, cells)
+    assert set(zip(rows["rung"], rows["seed"], strict=True)) == {("large", "0"), ("large", "2")}
+    rows["value"] += 1
+    merged = with_stored_rows(rows, tmp_path / "effects.csv")
+    assert len(merged) == len(every)
+    order = ["effect", "rung", "seed", "unit"]
+    changes = merged.set_index(order)["value"] - every.set_index(order)["value"]
+    new = [rung == "large" and seed != "1" for _, rung, seed, _ in changes.index]
+    assert np.allclose(changes, np.array(new, dtype=float))
+    pd.testing.assert_frame_equal(with_stored_rows(rows, tmp_path / "absent.csv"), rows)
+
+
+def test_table_and_figure(cells):
+    rows = effect_rows(TREND, cells)
+    table = trend_table(TREND, rows)
+    assert [row[0] for row in table.rows] == ["rope rises", "rope reads"]
+    assert [row[-3] for row in table.rows] == ["grows", "not resolved"]  # two units differ
+    assert "small" in markdown_table(table.columns, table.rows)
+    figure = trend_figure(TREND, rows)
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_xscale() == "log"
+
+
+def test_other_targets_and_missing_lengths_are_refused(cells):
+    def rise(value):
+        effect = TREND.effects["rise"].model_copy(update={"value": value})
+        return TREND.model_copy(update={"effects": {"rise": effect}})
+
+    both = rise({"minus": [{"scheme": name, "length": "1x"} for name in ("rope", "none")]})
+    assert np.allclose(effect_rows(both, cells)["value"], 0)
+    cells[3]["evaluations"]["loss"]["units"]["targets"] = [2, 2]
+    with pytest.raises(StudyError, match="targets"):
+        effect_rows(both, cells)
+    with pytest.raises(StudyError, match="2x"):
+        effect_rows(rise({"scheme": "rope", "length": "2x"}), cells)
