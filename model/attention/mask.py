@@ -192,8 +192,16 @@ class AttentionMask:
     @property
     def is_causal_only(self) -> bool:
         """Plain causal attention, for which the fused causal kernel applies."""
-        reaches_all = self.window is None or self.window >= self.keys
-        return self.is_band and reaches_all and self.bias is None
+        return self._is_causal and self.bias is None
+
+    @property
+    def is_causal_sums(self) -> bool:
+        """Plain causal attention of all tokens, with a bias of differences of sums."""
+        return self._is_causal and self.forms.key_sums is not None and self.queries == self.keys
+
+    @property
+    def _is_causal(self) -> bool:
+        return self.is_band and (self.window is None or self.window >= self.keys)
 
     @property
     def is_by_distance(self) -> bool:
