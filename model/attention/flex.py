@@ -5,12 +5,11 @@ FlexAttention adds each pair's gradient to the indexed entry of a table; million
 few thousand entries wait for each other. Here such a bias is detached in the kernel.
 `table_gradient` recomputes the weights of one diagonal of blocks after the other from the
 log-sum-exp: all of its blocks have the same distances, so their gradients are added into one block,
-whose diagonals are summed at the end. There are no atomic additions: the result is deterministic.
-Memory is linear in the number of keys. torch.compile treats it as a single operation.
+whose diagonals are summed. There are no atomic additions: the result is deterministic. Memory is
+bounded, and the host waits for nothing. torch.compile treats it as a single operation.
 """
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from model.attention.biased import NAMESPACE, sum_diagonals
+from model.attention.biased import NAMESPACE, distance_tile, sum_diagonals
 from model.attention.mask import AttentionMask, AttentionView, Normalizer, mask_dtype
 
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
@@ -157,6 +156,7 @@ def block_mask(mask: AttentionMask) -> BlockMask:
 
 
 BLOCK = 256  # queries and keys of a block
+PAIRS_AT_ONCE = 1 << 27  # B·H·m·b² of scores in float32
 
 
 @torch.library.custom_op(f"{NAMESPACE}::with_table_gradient", mutates_args=())
@@ -200,22 +200,25 @@ def table_gradient(
     """(H, N), from the gradient of the output (B, H, T, E)."""
     dtype = mask_dtype(q)
     groups = k.shape[1]
-    count = q.shape[2]
-    before = k.shape[2] - count
+    before = k.shape[2] - q.shape[2]
     front = -before % BLOCK  # keys in front of the first, so that the blocks of queries are keys'
-    back = -count % BLOCK
-    older = (before + front) // BLOCK  # blocks of keys before the first query's
-    table = table.to(dtype)
+    back = -q.shape[2] % BLOCK
 
     def of_queries(x: Tensor) -> Tensor:
-        """(B, H, T, ·) → (B, G, n, H / G · b, ·): the queries of a key/value head are rows of one
-        matrix."""
-        blocks = F.pad(x, (0, 0, 0, back)).unflatten(2, (-1, BLOCK))
-        return blocks.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3, 4)
+        """(B, H, T, ·) → (n, B, G, H / G · b, ·), the last query first: the queries of a key/value
+        head are rows of one matrix."""
+        blocks = F.pad(x, (0, 0, 0, back)).unflatten(2, (-1, BLOCK)).flip(2, 3)
+        return blocks.unflatten(1, (groups, -1)).permute(3, 0, 1, 2, 4, 5).flatten(3, 4)
 
-    def of_keys(x: Tensor, fill: int = 0) -> Tensor:
-        """(B, G, S, ·) → (B, G, m, b, ·)."""
-        return F.pad(x, (0, 0, front, back), value=fill).unflatten(2, (-1, BLOCK))
+    def of_keys(x: Tensor) -> Tensor:
+        """(B, G, S, ·) → (m, B, G, b, ·), the last block first."""
+        blocks = F.pad(x, (0, 0, front, back)).unflatten(2, (-1, BLOCK)).flip(2)
+        return blocks.permute(2, 0, 1, 3, 4).contiguous()
+
+    def of_documents(x: Tensor, front: int, fill: int) -> Tensor:
+        """(B or 1, ·) → (n or m, B or 1, b), the last block first."""
+        blocks = F.pad(x, (front, back), value=fill).unflatten(1, (-1, BLOCK))
+        return blocks.flip(1).transpose(0, 1)
 
     mean = (grad.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # Σ_j weight · its gradient
     queries = of_queries(q)
@@ -224,33 +227,42 @@ def table_gradient(
     means = of_queries(mean)
     keys = of_keys(k)
     values = of_keys(v)
-    documents = of_keys(document[:, None, :, None], -2)[..., 0]  # (B or 1, 1, m, b)
-    index = torch.arange(BLOCK, device=q.device)
-    blocks = keys.shape[2]
-    of_table = table.new_zeros(len(table), (blocks + 1) * BLOCK)  # entry d + BLOCK − 1
-    tile = _compiled_tile() if q.device.type == "cuda" else _tile
+    q_documents = of_documents(document[:, before:], 0, -3).flip(2)
+    k_documents = of_documents(document, front, -2)
+    blocks = len(keys)
+    farthest = blocks * BLOCK - 1
+    d = farthest - torch.arange(farthest + BLOCK, device=q.device)
+    hidden = d < 0 if window is None else (d < 0) | (d >= window)
+    table_size = table.shape[1]
+    bias = table.to(dtype)[:, d.clamp(0, table_size - 1)].masked_fill(hidden, -math.inf)
+    of_bias = torch.zeros_like(bias)
+    factor = bias.new_full((), scale)
+    tile = fused(_tile, q.device, dynamic=True)
+    at_once = max(1, PAIRS_AT_ONCE // (q.shape[0] * q.shape[1] * BLOCK * BLOCK))
     buffers: dict[torch.Size, Tensor] = {}
     for back_by in range(blocks):
         if window is not None and (back_by - 1) * BLOCK + 1 >= window:
             break
-        first = max(0, back_by - older)  # the first block of queries with keys so far back
-        start = first + older
-        near = slice(start - back_by, blocks - back_by)
-        d = back_by * BLOCK + index[:, None] - index
-        hidden = d < 0 if window is None else (d < 0) | (d >= window)
-        bias = table[:, d.clamp(0, table.shape[1] - 1)].masked_fill(hidden, -math.inf)
-        scores = _product(queries[:, :, first:], keys[:, :, near].mT)
-        slopes = _product(grads[:, :, first:], values[:, :, near].mT)
-        is_same = documents[:, :, start:, :, None] == documents[:, :, near, None]
-        by_pair = tile(
-            scores * scale, slopes, bias, logs[:, :, first:], means[:, :, first:], is_same
-        )
-        # Reversed keys: entries of one distance have one sum of indices.
-        of_table[:, back_by * BLOCK :][:, : 2 * BLOCK - 1] += sum_diagonals(
-            by_pair.flip(-1), buffers
-        )
-    of_table = of_table[:, BLOCK - 1 :]
-    return F.pad(of_table, (0, table.shape[1] - of_table.shape[1]))
+        origin = (blocks - 1 - back_by) * BLOCK
+        near = distance_tile(bias, origin, BLOCK, BLOCK)[0]
+        count = min(len(queries), blocks - back_by)
+        for first in range(0, count, at_once):
+            here = slice(first, min(first + at_once, count))
+            there = slice(here.start + back_by, here.stop + back_by)
+            by_pair = tile(
+                _product(queries[here], keys[there].mT),
+                _product(grads[here], values[there].mT),
+                factor,
+                near,
+                logs[here],
+                means[here],
+                q_documents[here],
+                k_documents[there],
+            )
+            by_distance = sum_diagonals(by_pair, buffers)
+            of_bias[:, origin : origin + by_distance.shape[1]] += by_distance
+    of_table = of_bias.flip(1)[:, BLOCK - 1 :]
+    return F.pad(of_table, (0, table_size - of_table.shape[1]))
 
 
 @table_gradient.register_fake
@@ -259,31 +271,34 @@ def _(grad, out, log, q, k, v, table, document, scale, window):
 
 
 def _tile(
-    scores: Tensor, slopes: Tensor, bias: Tensor, logs: Tensor, means: Tensor, is_same: Tensor
+    scores: Tensor,
+    slopes: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    logs: Tensor,
+    means: Tensor,
+    q_documents: Tensor,
+    k_documents: Tensor,
 ) -> Tensor:
     """(H, b, b) gradients of the logits of a diagonal of blocks, summed over rows and blocks.
 
     Args:
-        scores, slopes: (B, G, m, H / G · b, b) logits without bias, and gradients of the weights.
+        scores, slopes: (m, B, G, H / G · b, b) q·k, and gradients of the weights.
         bias: (H, b, b).
-        logs, means: (B, G, m, H / G · b, 1).
-        is_same: (B or 1, 1, m, b, b), whether query and key are of one document.
+        logs, means: (m, B, G, H / G · b, 1).
+        q_documents, k_documents: (m, B or 1, b).
     """
     size = bias.shape[-1]
-    groups = scores.shape[1]
+    groups = scores.shape[2]
 
     def by_head(x: Tensor) -> Tensor:
         return x.unflatten(3, (-1, size))
 
-    logits = by_head(scores) + bias.unflatten(0, (groups, -1))[:, None]
-    logits = logits.masked_fill(~is_same[:, :, :, None], -math.inf)
+    is_same = q_documents[..., None] == k_documents[:, :, None]  # (m, B or 1, b, b)
+    logits = by_head(scores) * scale + bias.unflatten(0, (groups, -1))
+    logits = logits.masked_fill(~is_same[:, :, None, None], -math.inf)
     weights = (logits - by_head(logs)).exp()
-    return (weights * (by_head(slopes) - by_head(means))).sum((0, 2)).flatten(0, 1)
-
-
-@cache
-def _compiled_tile() -> Callable[..., Tensor]:
-    return torch.compile(_tile, dynamic=True, fullgraph=True)
+    return (weights * (by_head(slopes) - by_head(means))).sum((0, 1)).flatten(0, 1)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
