@@ -100,6 +100,7 @@ def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatc
     """Against the dense kernel, in blocks of 4: several diagonals, queries that are not the first
     tokens, and lengths that are no multiple of a block."""
     monkeypatch.setattr(flex, "BLOCK", 4)
+    monkeypatch.setattr(flex, "PAIRS_AT_ONCE", 3 * 2 * H * 4 * 4)  # three blocks
     table = normal(H, s + 3, seed=5).requires_grad_()
     positions = TokenPositions.plain(s)
     if layout == "packed":
