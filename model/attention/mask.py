@@ -137,6 +137,9 @@ class BiasForms:
             kernel, where tables can be computed. Where the kernel indexes captured tensors that
             require gradients, the backward pass adds each pair's gradient to the indexed entry;
             additions to the same entry wait for each other.
+        add_gradient: maps the output (B, H, T, E) of attention, the log-sum-exp (B, H, T) of each
+            query's logits, the view, the values and the scale to a copy of the output, from which
+            the bias gets its gradient; `make_flex` then returns a bias without gradients.
         kernel_options: options of FlexAttention's kernel.
     """
 
@@ -144,6 +147,7 @@ class BiasForms:
     key_sums: Tensor | None = None
     make_table: Callable[[], Tensor] | None = None
     make_flex: Callable[[], BiasFunction] | None = None
+    add_gradient: Callable[[Tensor, Tensor, AttentionView, Tensor, float], Tensor] | None = None
     kernel_options: dict[str, Any] = field(default_factory=dict)
 
 
