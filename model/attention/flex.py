@@ -306,7 +306,7 @@ class LogitGradients:
         """Add the entries of tile (·, b, b) to those of their distances in x (·, L)."""
         sums = sum_diagonals(tile, buffers)
         origin = self._origin(part)
-        x[:, origin : origin + sums.shape[1]] += sums
+        x[:, origin : origin + sums.shape[1]].add_(sums)  # += would copy the result to itself
 
     def of(self, part: DiagonalPart, bias: Tensor, by_block: bool = False) -> Tensor:
         """(H, b, b), the sums over rows and blocks, or (m, H, b, b) `by_block`.
