@@ -1,18 +1,19 @@
 """FlexAttention: any mask and bias on a GPU, as one compiled kernel; views are merged by
-log-sum-exp. Learned biases by distance get their gradients in a pass of their own.
+log-sum-exp. Learned biases by distance, and FIRE's, get their gradients in a pass of their own.
 
 FlexAttention adds each pair's gradient to the indexed entry of a table; millions of additions to a
 few thousand entries wait for each other. Here such a bias is detached in the kernel.
-`table_gradient` recomputes the weights of one diagonal of blocks after the other from the
-log-sum-exp: all of its blocks have the same distances, so their gradients are added into one block,
-whose diagonals are summed at the end. There are no atomic additions: the result is deterministic.
-Memory is linear in the number of keys. torch.compile treats it as a single operation.
+`LogitGradients` recomputes the weights of one diagonal of blocks after the other from the
+log-sum-exp: all of its blocks have the same distances, so `table_gradient` adds their gradients
+into one block, whose diagonals are summed. There are no atomic additions: the result is
+deterministic. Memory is bounded, and the host waits for nothing. torch.compile treats it as a
+single operation.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from model.attention.biased import NAMESPACE, sum_diagonals
+from model.attention.biased import NAMESPACE, distance_tile, sum_diagonals
 from model.attention.mask import AttentionMask, AttentionView, Normalizer, mask_dtype
 
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
@@ -65,10 +66,10 @@ def flex_attend(
     scale: float,
     normalizer: Normalizer,
 ) -> Tensor:
-    """Each view through FlexAttention, merged by log-sum-exp. Learned biases by distance get their
-    gradients in `table_gradient`."""
+    """Each view through FlexAttention, merged by log-sum-exp. Learned biases with a pass of their
+    own get their gradients there."""
     sink = normalizer.sink
-    learned = [view for view in views if view.mask.learned_table() is not None]
+    learned = [view for view in views if gradient_pass(view.mask) is not None]
     is_single = len(views) == 1 and sink is None
     if is_single and not learned:
         return flex_view(views[0], v, scale, None)
@@ -82,19 +83,31 @@ def flex_attend(
         logs.append(sink.to(logs[0].dtype)[None, :, None, None].expand_as(logs[0]))
     merged = outputs[0] if is_single else merge_outputs(outputs, torch.stack(logs)).to(v.dtype)
     for view in learned:
-        mask = view.mask
-        merged = with_table_gradient(
-            merged,
-            torch.stack(logs).logsumexp(0)[..., 0].detach(),
-            view.q.to(v.dtype),
-            view.k.to(v.dtype),
-            v,
-            mask.learned_table(),
-            mask.document,
-            scale,
-            mask.window,
-        )
+        log = torch.stack(logs).logsumexp(0)[..., 0].detach()
+        add = gradient_pass(view.mask)
+        assert add is not None
+        merged = add(merged, log, view, v, scale)
     return merged
+
+
+def gradient_pass(mask: AttentionMask):
+    """`BiasForms.add_gradient`; None: FlexAttention computes the gradient, or there is none."""
+    return mask.forms.add_gradient if mask.learned_table() is None else add_table_gradient
+
+
+def add_table_gradient(
+    out: Tensor,
+    log: Tensor,
+    view: AttentionView,
+    v: Tensor,
+    scale: float,
+) -> Tensor:
+    mask = view.mask
+    table = mask.learned_table()
+    assert table is not None
+    q = view.q.to(v.dtype)
+    k = view.k.to(v.dtype)
+    return with_table_gradient(out, log, q, k, v, table, mask.document, scale, mask.window)
 
 
 def merge_outputs(outputs: list[Tensor], logs: Tensor) -> Tensor:
@@ -157,6 +170,7 @@ def block_mask(mask: AttentionMask) -> BlockMask:
 
 
 BLOCK = 256  # queries and keys of a block
+PAIRS_AT_ONCE = 1 << 27  # B·H·m·b² of scores in float32
 
 
 @torch.library.custom_op(f"{NAMESPACE}::with_table_gradient", mutates_args=())
@@ -184,6 +198,137 @@ def _(out, log, q, k, v, table, document, scale, window):
     return torch.empty_like(out)
 
 
+class DiagonalPart(NamedTuple):
+    """Blocks on one diagonal.
+
+    Attributes:
+        back_by: by how many blocks the keys precede their queries.
+        queries, keys: their blocks, the last block first.
+    """
+
+    back_by: int
+    queries: slice
+    keys: slice
+
+
+class LogitGradients:
+    """Gradients of the logits of one view, for one diagonal of blocks of queries and keys after the
+    other, from the gradient of the output (B, H, T, E).
+
+    Blocks and the queries in a block are reversed: entries of one distance have one sum of indices.
+    Vectors by distance are (·, L): entry e is for distance `farthest` − e. Masked pairs have
+    distances below 0 or from `window` on.
+    """
+
+    def __init__(
+        self,
+        grad: Tensor,
+        out: Tensor,
+        log: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document: Tensor,
+        scale: float,
+        window: int | None,
+    ):
+        self.window = window
+        dtype = mask_dtype(q)
+        self.groups = k.shape[1]
+        before = k.shape[2] - q.shape[2]
+        front = -before % BLOCK  # keys in front of the first, so that blocks of queries are keys'
+        self.back = -q.shape[2] % BLOCK
+
+        def of_keys(x: Tensor) -> Tensor:
+            """(B, G, S, ·) → (m, B, G, b, ·)."""
+            blocks = F.pad(x, (0, 0, front, self.back)).unflatten(2, (-1, BLOCK)).flip(2)
+            return blocks.permute(2, 0, 1, 3, 4).contiguous()
+
+        def of_documents(x: Tensor, front: int, fill: int) -> Tensor:
+            """(B or 1, ·) → (n or m, B or 1, b)."""
+            blocks = F.pad(x, (front, self.back), value=fill).unflatten(1, (-1, BLOCK))
+            return blocks.flip(1).transpose(0, 1)
+
+        # Σ_j weight · its gradient
+        mean = (grad.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)
+        self.q = self.of_queries(q)
+        self.grads = self.of_queries(grad)
+        self.logs = self.of_queries(log.to(dtype)[..., None])
+        self.means = self.of_queries(mean)
+        self.k = of_keys(k)
+        self.v = of_keys(v)
+        self.q_documents = of_documents(document[:, before:], 0, -3).flip(2)
+        self.k_documents = of_documents(document, front, -2)
+        self.farthest = len(self.k) * BLOCK - 1
+        d = self.farthest - torch.arange(self.farthest + BLOCK, device=q.device)
+        self.hidden = d < 0 if window is None else (d < 0) | (d >= window)
+        self.distances = d
+        self.scale = mean.new_full((), scale)
+        self.run = fused(_tile, q.device, dynamic=True)
+        self.at_once = max(1, PAIRS_AT_ONCE // (q.shape[0] * q.shape[1] * BLOCK * BLOCK))
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """(B, H, T, ·) → (n, B, G, H / G · b, ·): the queries of a key/value head are rows of one
+        matrix."""
+        blocks = F.pad(x, (0, 0, 0, self.back)).unflatten(2, (-1, BLOCK)).flip(2, 3)
+        return blocks.unflatten(1, (self.groups, -1)).permute(3, 0, 1, 2, 4, 5).flatten(3, 4)
+
+    def by_distance(self, table: Tensor) -> Tensor:
+        """(·, N) by increasing distance from 0 → (·, L)."""
+        return table.to(self.scale.dtype)[:, self.distances.clamp(0, table.shape[1] - 1)]
+
+    def of_distances(self, x: Tensor, count: int) -> Tensor:
+        """(·, L) → (·, count) by increasing distance from 0."""
+        x = x.flip(1)[:, BLOCK - 1 :]
+        return F.pad(x, (0, count - x.shape[1]))
+
+    def parts(self) -> Iterator[DiagonalPart]:
+        for back_by in range(len(self.k)):
+            if self.window is not None and (back_by - 1) * BLOCK + 1 >= self.window:
+                return
+            count = min(len(self.q), len(self.k) - back_by)
+            for first in range(0, count, self.at_once):
+                last = min(first + self.at_once, count)
+                yield DiagonalPart(
+                    back_by, slice(first, last), slice(first + back_by, last + back_by)
+                )
+
+    def _origin(self, part: DiagonalPart) -> int:
+        return (len(self.k) - 1 - part.back_by) * BLOCK
+
+    def tile(self, x: Tensor, part: DiagonalPart) -> Tensor:
+        """(·, L) by distance → (1, ·, b, b) of the pairs of a block."""
+        return distance_tile(x, self._origin(part), BLOCK, BLOCK)
+
+    def add_diagonals(
+        self, x: Tensor, tile: Tensor, part: DiagonalPart, buffers: dict[torch.Size, Tensor]
+    ) -> None:
+        """Add the entries of tile (·, b, b) to those of their distances in x (·, L)."""
+        sums = sum_diagonals(tile, buffers)
+        origin = self._origin(part)
+        x[:, origin : origin + sums.shape[1]].add_(sums)  # += would copy the result to itself
+
+    def of(self, part: DiagonalPart, bias: Tensor, by_block: bool = False) -> Tensor:
+        """(H, b, b), the sums over rows and blocks, or (m, H, b, b) `by_block`.
+
+        Args:
+            bias: (1 or m, H, b, b), −inf if masked.
+        """
+        queries = part.queries
+        keys = part.keys
+        return self.run(
+            _product(self.q[queries], self.k[keys].mT),
+            _product(self.grads[queries], self.v[keys].mT),
+            self.scale,
+            bias,
+            self.logs[queries],
+            self.means[queries],
+            self.q_documents[queries],
+            self.k_documents[keys],
+            by_block,
+        )
+
+
 @torch.library.custom_op(f"{NAMESPACE}::table_gradient", mutates_args=())
 def table_gradient(
     grad: Tensor,
@@ -198,59 +343,14 @@ def table_gradient(
     window: int | None,
 ) -> Tensor:
     """(H, N), from the gradient of the output (B, H, T, E)."""
-    dtype = mask_dtype(q)
-    groups = k.shape[1]
-    count = q.shape[2]
-    before = k.shape[2] - count
-    front = -before % BLOCK  # keys in front of the first, so that the blocks of queries are keys'
-    back = -count % BLOCK
-    older = (before + front) // BLOCK  # blocks of keys before the first query's
-    table = table.to(dtype)
-
-    def of_queries(x: Tensor) -> Tensor:
-        """(B, H, T, ·) → (B, G, n, H / G · b, ·): the queries of a key/value head are rows of one
-        matrix."""
-        blocks = F.pad(x, (0, 0, 0, back)).unflatten(2, (-1, BLOCK))
-        return blocks.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3, 4)
-
-    def of_keys(x: Tensor, fill: int = 0) -> Tensor:
-        """(B, G, S, ·) → (B, G, m, b, ·)."""
-        return F.pad(x, (0, 0, front, back), value=fill).unflatten(2, (-1, BLOCK))
-
-    mean = (grad.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # Σ_j weight · its gradient
-    queries = of_queries(q)
-    grads = of_queries(grad)
-    logs = of_queries(log.to(dtype)[..., None])
-    means = of_queries(mean)
-    keys = of_keys(k)
-    values = of_keys(v)
-    documents = of_keys(document[:, None, :, None], -2)[..., 0]  # (B or 1, 1, m, b)
-    index = torch.arange(BLOCK, device=q.device)
-    blocks = keys.shape[2]
-    of_table = table.new_zeros(len(table), (blocks + 1) * BLOCK)  # entry d + BLOCK − 1
-    tile = _compiled_tile() if q.device.type == "cuda" else _tile
+    logits = LogitGradients(grad, out, log, q, k, v, document, scale, window)
+    bias = logits.by_distance(table).masked_fill(logits.hidden, -math.inf)
+    of_bias = torch.zeros_like(bias)
     buffers: dict[torch.Size, Tensor] = {}
-    for back_by in range(blocks):
-        if window is not None and (back_by - 1) * BLOCK + 1 >= window:
-            break
-        first = max(0, back_by - older)  # the first block of queries with keys so far back
-        start = first + older
-        near = slice(start - back_by, blocks - back_by)
-        d = back_by * BLOCK + index[:, None] - index
-        hidden = d < 0 if window is None else (d < 0) | (d >= window)
-        bias = table[:, d.clamp(0, table.shape[1] - 1)].masked_fill(hidden, -math.inf)
-        scores = _product(queries[:, :, first:], keys[:, :, near].mT)
-        slopes = _product(grads[:, :, first:], values[:, :, near].mT)
-        is_same = documents[:, :, start:, :, None] == documents[:, :, near, None]
-        by_pair = tile(
-            scores * scale, slopes, bias, logs[:, :, first:], means[:, :, first:], is_same
-        )
-        # Reversed keys: entries of one distance have one sum of indices.
-        of_table[:, back_by * BLOCK :][:, : 2 * BLOCK - 1] += sum_diagonals(
-            by_pair.flip(-1), buffers
-        )
-    of_table = of_table[:, BLOCK - 1 :]
-    return F.pad(of_table, (0, table.shape[1] - of_table.shape[1]))
+    for part in logits.parts():
+        by_pair = logits.of(part, logits.tile(bias, part))
+        logits.add_diagonals(of_bias, by_pair, part, buffers)
+    return logits.of_distances(of_bias, table.shape[1])
 
 
 @table_gradient.register_fake
@@ -259,31 +359,36 @@ def _(grad, out, log, q, k, v, table, document, scale, window):
 
 
 def _tile(
-    scores: Tensor, slopes: Tensor, bias: Tensor, logs: Tensor, means: Tensor, is_same: Tensor
+    scores: Tensor,
+    slopes: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    logs: Tensor,
+    means: Tensor,
+    q_documents: Tensor,
+    k_documents: Tensor,
+    by_block: bool,
 ) -> Tensor:
-    """(H, b, b) gradients of the logits of a diagonal of blocks, summed over rows and blocks.
+    """`LogitGradients.of`.
 
     Args:
-        scores, slopes: (B, G, m, H / G · b, b) logits without bias, and gradients of the weights.
-        bias: (H, b, b).
-        logs, means: (B, G, m, H / G · b, 1).
-        is_same: (B or 1, 1, m, b, b), whether query and key are of one document.
+        scores, slopes: (m, B, G, H / G · b, b) q·k, and gradients of the weights.
+        bias: (1 or m, H, b, b).
+        logs, means: (m, B, G, H / G · b, 1).
+        q_documents, k_documents: (m, B or 1, b).
     """
     size = bias.shape[-1]
-    groups = scores.shape[1]
+    groups = scores.shape[2]
 
     def by_head(x: Tensor) -> Tensor:
         return x.unflatten(3, (-1, size))
 
-    logits = by_head(scores) + bias.unflatten(0, (groups, -1))[:, None]
-    logits = logits.masked_fill(~is_same[:, :, :, None], -math.inf)
+    is_same = q_documents[..., None] == k_documents[:, :, None]  # (m, B or 1, b, b)
+    logits = by_head(scores) * scale + bias.unflatten(1, (groups, -1))[:, None]
+    logits = logits.masked_fill(~is_same[:, :, None, None], -math.inf)
     weights = (logits - by_head(logs)).exp()
-    return (weights * (by_head(slopes) - by_head(means))).sum((0, 2)).flatten(0, 1)
-
-
-@cache
-def _compiled_tile() -> Callable[..., Tensor]:
-    return torch.compile(_tile, dynamic=True, fullgraph=True)
+    by_pair = weights * (by_head(slopes) - by_head(means))
+    return by_pair.sum(1 if by_block else (0, 1)).flatten(-4, -3)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -10,8 +10,9 @@
 - ``explicit``: blocks of queries with materialized scores, for other views on a CPU, sink logits,
   entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
 
-or one of their faster forms: ``single`` (one query per row) and ``biased`` (`biased.py`; gradients
-of learned biases by distance and differences of sums, on a CPU).
+or one of their faster forms: ``single`` (one query per row), ``biased`` (`biased.py`; gradients of
+learned biases by distance and differences of sums, on a CPU) and ``columns`` (training with
+differences of sums in bfloat16, on a GPU).
 
 ``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
 with it.
@@ -228,6 +229,65 @@ def causal_attend(
     )
 
 
+def columns_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
+    """(B, H, T, D) of plain causal attention for T = S, with a bias c_i − c_j in `with_columns`."""
+    sums = mask.forms.key_sums
+    assert sums is not None
+    q, k = with_columns(q, k, sums / scale)
+    features = v.shape[3]
+    # Of the fused kernels with grouped queries, not all take values narrower than keys.
+    v = F.pad(v, (0, q.shape[3] - features))
+    return causal_attend(q, k, v, mask, scale)[..., :features]
+
+
+MOST_FEATURES = 192  # of a head, for which all GPUs have a fused backward pass
+PARTS = 3  # numbers in bfloat16 whose sum has the digits of float32
+
+
+def column_count(heads: int, groups: int) -> int:
+    """Columns that `with_columns` adds in bfloat16, without padding."""
+    return PARTS * (heads // groups) + 1
+
+
+def with_columns(q: Tensor, k: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """q (B, H, T, ·) and k (B, G, T, ·) with columns that add c_i − c_j to q·k, padded to a
+    multiple of 8, for c (B, H, T) in float64.
+
+    Wu et al. 2025, FlashBias (arXiv:2505.12044), for a bias of rank two: [q, 1, c_i]·[k, −c_j, 1],
+    where c is relative to the middle of its range R. In bfloat16, −c_j is the sum of three columns;
+    their products with 1 are exact, and the error of their sum in float32 is below 2⁻²²·R. The
+    column c_i is rounded: a term of the query alone cancels in the softmax, but keeps the
+    log-sum-exp small. Heads that share keys have a 1 in columns of their own.
+
+    The gradient of a key's c is that of its first column, rounded to `k.dtype`. That of c_i, which
+    is 0 but for rounding, is kept: a gate, whose gradient is a sum over many c, gets the difference
+    of two sums with the same errors.
+    """
+    heads = q.shape[1]
+    groups = k.shape[1]
+    share = heads // groups
+    rest = sums - (sums[..., :1] + sums[..., -1:]).detach() / 2
+    of_query = rest.to(q.dtype)[..., None]
+    parts = []
+    for _ in range(PARTS if q.dtype == torch.bfloat16 else 1):
+        parts.append(rest.to(q.dtype))
+        rest = (rest - parts[-1]).detach()
+    of_keys = torch.stack(parts).unflatten(2, (groups, share))  # (parts, B, G, share, T)
+    of_keys = of_keys.permute(1, 2, 4, 0, 3).flatten(3)  # (B, G, T, parts·share)
+    own = torch.eye(share, dtype=q.dtype, device=q.device).repeat(groups, len(parts))
+    own = own[:, None].expand(*q.shape[:3], -1)
+    q = torch.cat([q, own, of_query], dim=-1)
+    k = torch.cat([k, -of_keys, torch.ones_like(of_keys[..., :1])], dim=-1)
+    padding = (0, -q.shape[3] % 8)
+    return F.pad(q, padding), F.pad(k, padding)
+
+
 def blocks_attend(
     q: Tensor,
     k: Tensor,
@@ -315,6 +375,7 @@ PLAIN_KERNELS = {
     "sdpa": causal_attend,
     "blocks": blocks_attend,
     "biased": biased_attend,
+    "columns": columns_attend,
 }
 KERNELS = {
     "merged": merged_attend,
@@ -387,7 +448,11 @@ def choose(
         stores_scores = is_grouped and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
         return "flex" if stores_scores and has_flex else "sdpa"
     if has_flex:
-        return "flex"
+        # Without gradients FlexAttention has the exact bias, and adds nothing to captured tensors.
+        width = q.shape[-1] + column_count(q.shape[1], v.shape[1])
+        has_columns = mask.is_causal_sums and v.dtype == torch.bfloat16 and width <= MOST_FEATURES
+        has_columns = has_columns and q.shape[-1] == v.shape[-1] and torch.is_grad_enabled()
+        return "columns" if is_one_view and has_columns else "flex"
     if not is_one_view or device == "cuda":
         is_fused = is_cpu and normalizer.is_softmax and not torch.is_grad_enabled()
         return "merged" if is_fused and first.k.shape[-1] == v.shape[-1] else "explicit"

@@ -137,6 +137,9 @@ class BiasForms:
             kernel, where tables can be computed. Where the kernel indexes captured tensors that
             require gradients, the backward pass adds each pair's gradient to the indexed entry;
             additions to the same entry wait for each other.
+        add_gradient: maps the output (B, H, T, E) of attention, the log-sum-exp (B, H, T) of each
+            query's logits, the view, the values and the scale to a copy of the output, from which
+            the bias gets its gradient; `make_flex` then returns a bias without gradients.
         kernel_options: options of FlexAttention's kernel.
     """
 
@@ -144,6 +147,7 @@ class BiasForms:
     key_sums: Tensor | None = None
     make_table: Callable[[], Tensor] | None = None
     make_flex: Callable[[], BiasFunction] | None = None
+    add_gradient: Callable[[Tensor, Tensor, AttentionView, Tensor, float], Tensor] | None = None
     kernel_options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -192,8 +196,16 @@ class AttentionMask:
     @property
     def is_causal_only(self) -> bool:
         """Plain causal attention, for which the fused causal kernel applies."""
-        reaches_all = self.window is None or self.window >= self.keys
-        return self.is_band and reaches_all and self.bias is None
+        return self._is_causal and self.bias is None
+
+    @property
+    def is_causal_sums(self) -> bool:
+        """Plain causal attention of all tokens, with a bias of differences of sums."""
+        return self._is_causal and self.forms.key_sums is not None and self.queries == self.keys
+
+    @property
+    def _is_causal(self) -> bool:
+        return self.is_band and (self.window is None or self.window >= self.keys)
 
     @property
     def is_by_distance(self) -> bool:

@@ -15,6 +15,7 @@ from model.position.interface import AttentionContext
 # `PositionalScheme.exempt` of schemes that compute weights per pair.
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
 PAIRS_AT_ONCE = 8192  # pairs whose hidden features fit into a CPU cache
+PAIRS_ON_A_GPU = 1 << 21
 
 
 def pair_product(
@@ -45,8 +46,8 @@ def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -
 
 def pair_blocks(x: Tensor) -> list[slice]:
     """Blocks of the columns of x (·, N)."""
-    starts = range(0, x.shape[1], PAIRS_AT_ONCE)
-    return [slice(start, start + PAIRS_AT_ONCE) for start in starts]
+    size = PAIRS_AT_ONCE if x.device.type == "cpu" else PAIRS_ON_A_GPU
+    return [slice(start, start + size) for start in range(0, x.shape[1], size)]
 
 
 def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
@@ -72,22 +73,27 @@ class TwoLayers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        saved = ctx.saved_tensors
-        x, inner, bias, outer = saved
-        of_x, of_inner, of_bias, of_outer = map(torch.zeros_like, saved)
-        for part in pair_blocks(x):
-            gradient = gradients[0][:, part]
-            hidden = pair_product(inner, x[:, part], bias).relu_()
-            of_outer += pair_product(gradient, hidden.T)
-            of_hidden = torch.ops.aten.threshold_backward(
-                pair_product(outer.T, gradient),
-                hidden,
-                0.0,
-            )
-            of_inner += pair_product(of_hidden, x[:, part].T)
-            of_bias += of_hidden.sum(1, keepdim=True)
-            of_x[:, part] = pair_product(inner.T, of_hidden)
-        return of_x, of_inner, of_bias, of_outer
+        x, inner, bias, outer = ctx.saved_tensors
+        return two_layers_gradient(x, inner, bias, outer, gradients[0])
+
+
+def two_layers_gradient(
+    x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor, gradient: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of the four inputs of `two_layers` from that of its output, (O, N)."""
+    of_x, of_inner, of_bias, of_outer = map(torch.zeros_like, (x, inner, bias, outer))
+    for part in pair_blocks(x):
+        hidden = pair_product(inner, x[:, part], bias).relu_()
+        of_outer += pair_product(gradient[:, part], hidden.T)
+        of_hidden = torch.ops.aten.threshold_backward(
+            pair_product(outer.T, gradient[:, part]),
+            hidden,
+            0.0,
+        )
+        of_inner += pair_product(of_hidden, x[:, part].T)
+        of_bias += of_hidden.sum(1, keepdim=True)
+        of_x[:, part] = pair_product(inner.T, of_hidden)
+    return of_x, of_inner, of_bias, of_outer
 
 
 def sum_from(x: Tensor) -> Tensor:

@@ -3,8 +3,8 @@ code.
 
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
 
-prints one JSON line per case: its kernels and, with `--machine-code`, the shared memory that they
-need in bytes. A case that never calls FlexAttention has no kernels. GUARD.so is built from
+prints one JSON line per case: its kernels with their number of atomic additions and, with
+`--machine-code`, the shared memory that they need in bytes. A case that never calls FlexAttention has no kernels. GUARD.so is built from
 `cuda_guard.cpp`. Runs in a separate process, because what it patches in torch stays patched.
 """
 
@@ -312,7 +312,8 @@ def main(words: list[str]) -> None:
                 if "tem_fused" in name:
                     shared = shared_memory(name, source) if machine_code else None
                     kind = "backward" if "backward" in name else "forward"
-                    made.append({"kind": kind, "shared": shared})
+                    atomics = source.count("atomic_add")
+                    made.append({"kind": kind, "shared": shared, "atomics": atomics})
         print(json.dumps({"case": word, "kernels": made}), flush=True)
 
 

@@ -10,15 +10,16 @@ import sys
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_module
 
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
 from model.decoding import pack
 from run_directory.metrics_file import read_metrics
-from tests.gpu_path.common import LAYOUTS, gpu_model, gradients
+from tests.gpu_path.common import LAYOUTS, flex_tests, gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
-from tests.model.zoo import ids, reach_of
+from tests.model.zoo import build, ids, reach_of
 from tests.training.conftest import (  # noqa: F401
     corpus,
     overrides,
@@ -100,6 +101,46 @@ def test_bfloat16_gradients_agree_with_float32(case, device):
     (expected, grad), (nll, low) = found
     assert nll == pytest.approx(expected, rel=5e-3)
     assert float(torch.nn.functional.cosine_similarity(grad, low, dim=0)) > 0.99
+
+
+@on_gpu([100, 129, 200, 255], 129, flex_tests)
+def test_lengths_that_are_no_multiple_of_a_block_of_flex(case, device, monkeypatch):
+    """With torch 2.7, gradients of FlexAttention with a block mask and a score function were NaN
+    (pytorch#153799)."""
+    if device == "cpu":
+        monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
+    net = gpu_model("alibi", layers=1).to(device).train()
+    tokens = ids(2, case).to(device)
+    positions = TokenPositions.plain(case, device=device)
+    dense, _ = gradients(net, tokens, positions, "dense", monkeypatch)
+    for half, atol in ((False, 2e-3), (True, 0.1)):
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            found, calls = gradients(net, tokens, positions, "flex", monkeypatch)
+        assert calls == 1 and found.keys() == dense.keys()
+        for key, expected in dense.items():
+            scale = max(1.0, float(expected.abs().max()))
+            close = torch.testing.assert_close
+            close(found[key].float() / scale, expected / scale, rtol=0, atol=atol, msg=key)
+
+
+@on_gpu(["rope", "fox"], "rope")
+def test_fused_kernels_of_training(case, device):
+    """Plain causality, and differences of sums as columns. On an H100 and H200, cuDNN's kernels are
+    the fastest; torch chooses them since 2.11."""
+    net = build(case, dtype=torch.float32, head_dim=64, layers=1).to(device).train()
+    tokens = ids(4, 2048 if device == "cuda" else 64).to(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.autocast(device, torch.bfloat16):
+            nll = net(tokens, targets=tokens.roll(-1, 1)).mean()
+        nll.backward()
+    prefix = "aten::_scaled_dot_product_"
+    found = {event.key for event in profile.key_averages() if event.key.startswith(prefix)}
+    kernels = ["flash_attention_for_cpu"]
+    if device == "cuda":
+        is_hopper = torch.cuda.get_device_capability() == (9, 0)
+        kernels = ["cudnn_attention"] if is_hopper else ["cudnn_attention", "flash_attention"]
+    passes = [{f"{prefix}{kernel}", f"{prefix}{kernel}_backward"} for kernel in kernels]
+    assert found in passes, found
 
 
 @on_gpu(SCHEMES, "alibi")

@@ -6,6 +6,7 @@ nothing.
 """
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from model.attention import flex
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView, Normalizer
 from model.position import PositionSettings
+from model.position.schemes import fire
 from tests.gpu_path.common import LAYOUTS, flex_tests, gradients
 from tests.model.alone import context_of, drawn, normal, scheme_of
 from tests.model.zoo import CASES, H, build, close, ids, packed, reach_of
@@ -54,7 +56,7 @@ def runs_as_flex(position: PositionSettings) -> bool:
     return not getattr(position, "values", False)
 
 
-def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
+def compare(case: str | dict, layout: str, monkeypatch, layers: int = 2) -> None:
     net = build(case, layers=layers).train()
     length = reach_of(net)
     tokens = ids(2, length)
@@ -83,6 +85,17 @@ def test_flex_matches_dense_outputs_and_gradients_in_every_case(case, layout, mo
     compare(case, layout, monkeypatch, layers=3)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_gradients_of_fire_in_blocks(window, monkeypatch):
+    """Queries before and after the threshold, several blocks of a diagonal at once."""
+    monkeypatch.setattr(flex, "BLOCK", 4)
+    monkeypatch.setattr(flex, "PAIRS_AT_ONCE", 3 * 2 * H * 4 * 4)
+    monkeypatch.setattr(fire, "fire_gradient", Mock(wraps=fire.fire_gradient))
+    position = {"name": "fire", "init_length": 6.0, "width": 7, "window": window}
+    compare(position, "plain", monkeypatch, layers=1)
+    fire.fire_gradient.assert_called_once()
+
+
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize(
     ("layout", "t", "s", "window"),
@@ -100,6 +113,7 @@ def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatc
     """Against the dense kernel, in blocks of 4: several diagonals, queries that are not the first
     tokens, and lengths that are no multiple of a block."""
     monkeypatch.setattr(flex, "BLOCK", 4)
+    monkeypatch.setattr(flex, "PAIRS_AT_ONCE", 3 * 2 * H * 4 * 4)  # three blocks
     table = normal(H, s + 3, seed=5).requires_grad_()
     positions = TokenPositions.plain(s)
     if layout == "packed":

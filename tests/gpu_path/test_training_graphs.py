@@ -64,6 +64,12 @@ def test_training_graphs_are_not_recompiled():
     assert train("t5", "packed", by_block=False, layers=1) == [1, 1, 1]
 
 
+def test_training_in_bfloat16_with_differences_of_sums_does_not_run_flex(monkeypatch):
+    monkeypatch.delitem(kernels.KERNELS, "flex")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert train("fox", "plain", by_block=False, layers=1) == [1, 1, 1]
+
+
 @pytest.mark.parametrize("case", ["alibi", "rope-window"])
 def test_masks_capture_no_difference_of_sizes(case):
     """FlexAttention of torch 2.11 and 2.12 cannot compile a captured number that is symbolic and

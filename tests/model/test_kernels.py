@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model import TokenPositions
 from model.attention.biased import NAMESPACE
-from model.attention.kernels import attend, choose
+from model.attention.kernels import attend, choose, with_columns
 from model.attention.mask import (
     SOFTMAX,
     AttentionMask,
@@ -23,7 +23,7 @@ from model.position.schemes.alibi import alibi_slopes
 from tests.files import table
 from tests.model import alone
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
-from tests.model.zoo import D, H, close, packed
+from tests.model.zoo import D, G, H, close, packed
 
 SCALE = D**-0.5
 
@@ -55,6 +55,9 @@ def mask_of(
             return 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j)
 
         return context.mask(bias=wave, by_row=True)
+    if bias == "sums":
+        sums = torch.zeros(B, H, keys.count)
+        return context.mask(bias=lambda b, h, i, j: 0.0 * j, forms=BiasForms(key_sums=sums))
     if bias == "mask_mod":
         return context.mask(mask_mod=lambda b, h, i, j: (j % 3 != 1) | (j == i + before))
     return context.mask()
@@ -174,6 +177,36 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     check_gradients(attend(views, v, SCALE), slow, [*leaves, *weights])
 
 
+@pytest.mark.parametrize("groups", [1, 2, H])
+def test_columns_match_reference(groups):
+    """Values and gradients of q, k, v and c, for heads that share keys and for such that do not."""
+    mask, (sums,) = learned_mask(23, 23, None, "sums")
+    q = normal(B, H, 23, D).requires_grad_()
+    k, v = (normal(B, groups, 23, D, seed=n).requires_grad_() for n in (1, 2))
+    views = [AttentionView(q, k, mask)]
+    slow = attend(views, v, SCALE, "dense")
+    check_gradients(attend(views, v, SCALE, "columns"), slow, [q, k, v, sums])
+
+
+@pytest.mark.parametrize("gate", [0.7, 20.0])
+def test_columns_in_bfloat16_keep_the_digits_of_float32(gate, monkeypatch):
+    """Sums of 1,024 tokens after 9,000 others. Each query's logits differ from the exact ones by a
+    constant."""
+    sums = (-gate * normal(1, H, 1024).exp()).cumsum(-1) - 9000 * gate
+    q, k = (normal(1, n, 1024, 64, seed=n).bfloat16() for n in (H, G))
+    exact = q.double() @ by_head(k).double().mT + sums[..., None] - sums[:, :, None]
+    errors = []
+    for parts in (3, 2):
+        monkeypatch.setattr("model.attention.kernels.PARTS", parts)
+        wide_q, wide_k = with_columns(q, k, sums)
+        assert wide_q.shape[3] == wide_k.shape[3] == 72 and wide_q.dtype == torch.bfloat16
+        error = wide_q.float() @ by_head(wide_k).float().mT - exact
+        error -= error.diagonal(dim1=2, dim2=3)[..., None]
+        errors.append(float(error.abs().max()))
+    spread = float((sums[..., 0] - sums[..., -1]).max())
+    assert errors[0] < 2 * 2**-22 * spread < errors[1]
+
+
 @pytest.mark.parametrize("form", ["distance", "sums"])
 def test_learned_biases_are_one_operation_for_all_lengths(form):
     """As torch.compile requires: no aliases, correct shapes and strides without data, correct
@@ -251,3 +284,5 @@ CHOICES = table("model/kernels.yaml")
 def test_chosen_kernels(device):
     for kernel, case in CHOICES[device]:
         assert chosen(device, **case) == kernel, case
+    with torch.no_grad():
+        assert chosen("cuda", dtype="bfloat16", bias="sums") == "flex"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.mask import BiasForms, BiasFunction, no_autocast, precise
+from model.attention.biased import NAMESPACE
+from model.attention.flex import LogitGradients
+from model.attention.mask import AttentionView, BiasForms, BiasFunction, no_autocast, precise
 from model.position.interface import (
     AttentionContext,
     AttentionPlan,
     PositionalScheme,
     SharableSettings,
 )
-from model.position.pairwise import two_layers
+from model.position.pairwise import two_layers, two_layers_gradient
 from settings.fields import setting
 
 COPIES = 32  # threads of a warp
@@ -169,6 +172,45 @@ class Fire(PositionalScheme):
 
         return bias
 
+    def _has_pass(self, context: AttentionContext) -> bool:
+        """Whether the bias gets its gradient in `fire_gradient`: distances follow from indices, and
+        all rows have the same positions."""
+        position = context.keys.position
+        return (
+            torch.is_grad_enabled()
+            and context.queries.layout == "plain"
+            and context.sinks == 0
+            and context.keys.unit_steps
+            and position.shape[0] == 1
+            and not position.is_floating_point()
+        )
+
+    def _add_gradient(
+        self,
+        context: AttentionContext,
+        out: Tensor,
+        log: Tensor,
+        view: AttentionView,
+        v: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """See `BiasForms.add_gradient`."""
+        return with_fire_gradient(
+            out,
+            log,
+            view.q.to(v.dtype),
+            view.k.to(v.dtype),
+            v,
+            self.near(torch.arange(context.keys.position_end, device=v.device)),
+            self.far(context.queries.position[0]),
+            precise(self.inner.weight),
+            precise(self.inner.bias)[:, None],
+            precise(self.outer.weight),
+            view.mask.document,
+            scale,
+            view.mask.window,
+        )
+
     def plan(self, context):
         q_position = context.q_position
         separation = context.separation()
@@ -177,10 +219,114 @@ class Fire(PositionalScheme):
             x = self.near(separation(b, i, j)) / self.far(q_position[b, i])
             return self.network(x, h.flatten())
 
+        has_pass = self._has_pass(context)
+
+        def make_flex() -> BiasFunction:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not has_pass):
+                return self._flex_bias(context)
+
         forms = BiasForms(
-            make_flex=lambda: self._flex_bias(context),
+            make_flex=make_flex,
+            add_gradient=partial(self._add_gradient, context) if has_pass else None,
             # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared
             # memory.
             kernel_options={"num_stages": 1},
         )
         return AttentionPlan.from_mask(context.mask(bias=bias, forms=forms))
+
+
+@torch.library.custom_op(f"{NAMESPACE}::with_fire_gradient", mutates_args=())
+def with_fire_gradient(
+    out: Tensor,
+    log: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    near: Tensor,
+    far: Tensor,
+    inner: Tensor,
+    bias: Tensor,
+    outer: Tensor,
+    document: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """A copy of the output (B, H, T, E) of attention, from which FIRE gets its gradient.
+
+    Args:
+        log: (B, H, T) log-sum-exp of each query's logits.
+        near: (N,) ψ(d).
+        far: (T,) the divisor of each query.
+        inner, bias, outer: (width, 1), (width, 1) and (H, width) of the network.
+    """
+    return out.clone()
+
+
+@with_fire_gradient.register_fake
+def _(out, *more):
+    return torch.empty_like(out)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::fire_gradient", mutates_args=())
+def fire_gradient(
+    grad: Tensor,
+    out: Tensor,
+    log: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    near: Tensor,
+    far: Tensor,
+    inner: Tensor,
+    bias: Tensor,
+    outer: Tensor,
+    document: Tensor,
+    scale: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of near, far, inner, bias and outer, from that of the output."""
+    logits = LogitGradients(grad, out, log, q, k, v, document, scale, window)
+    nears = logits.by_distance(near[None])  # (1, L)
+    hidden = torch.zeros_like(nears).masked_fill(logits.hidden, -math.inf)
+    fars = F.pad(far, (0, logits.back), value=1.0)
+    fars = fars.view(len(logits.q), -1).flip(0, 1)  # (n, b)
+    of_nears = torch.zeros_like(nears)
+    of_fars = torch.zeros_like(fars)
+    of_weights = [torch.zeros_like(x) for x in (inner, bias, outer)]
+    buffers: dict[torch.Size, Tensor] = {}
+    with no_autocast(q):
+        for part in logits.parts():
+            divisor = fars[part.queries, :, None]
+            x = logits.tile(nears, part)[0] / divisor  # (m, b, b)
+            weights = (x.view(1, -1), inner, bias, outer)
+            f = two_layers(*weights).view(-1, *x.shape).transpose(0, 1)  # (m, H, b, b)
+            by_pair = logits.of(part, f + logits.tile(hidden, part), by_block=True)
+            of_x, *more = two_layers_gradient(*weights, by_pair.transpose(0, 1).flatten(1))
+            for total, gradient in zip(of_weights, more, strict=True):
+                total += gradient
+            of_dividend = of_x.view(x.shape) / divisor
+            logits.add_diagonals(of_nears, of_dividend.sum(0, keepdim=True), part, buffers)
+            of_fars[part.queries] -= (of_dividend * x).sum(-1)
+    of_near = logits.of_distances(of_nears, len(near))[0]
+    of_far = of_fars.flip(0, 1).flatten()[: len(far)].clone()
+    of_inner, of_bias, of_outer = of_weights
+    return of_near, of_far, of_inner, of_bias, of_outer
+
+
+@fire_gradient.register_fake
+def _(grad, out, log, q, k, v, near, far, inner, bias, outer, document, scale, window):
+    return tuple(torch.empty_like(x) for x in (near, far, inner, bias, outer))
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, scale, window = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.sizes = scale, window
+
+
+def _backward(ctx, grad: Tensor):
+    gradients = fire_gradient(grad.contiguous(), *ctx.saved_tensors, *ctx.sizes)
+    return grad, None, None, None, None, *gradients, None, None, None
+
+
+with_fire_gradient.register_autograd(_backward, setup_context=_save)
