@@ -15,6 +15,24 @@ from model.decoding import make_decoder
 PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
 
 
+class HostTokens:
+    """Tokens (B,) that are copied to the host; `read` waits for the copy, not for later work."""
+
+    def __init__(self, tokens: Tensor):
+        self._tokens = tokens
+        self._copied: torch.cuda.Event | None = None
+        if tokens.device.type == "cuda":
+            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._tokens = host.copy_(tokens, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(tokens.device))
+
+    def read(self) -> list[int]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tokens.tolist()
+
+
 class Generation:
     """An iterator over generation steps for a batch of prompts; each step yields one token per row.
 
@@ -125,10 +143,19 @@ class Generation:
             )  # (B,)
             if self.previous is not None:
                 self.previous.scatter_(1, new[:, None], True)
-            yield self._finished(new.tolist(), is_last=step == self.tokens - 1)
+            is_last = step == self.tokens - 1
+            tokens = HostTokens(new)
+            # A GPU computes the next pass while the host reads the tokens. The first of these
+            # passes records them, which the first token does not wait for.
+            is_early = new.device.type == "cuda" and self.decode is not None and not is_last
+            if is_early:
+                logits = self._extend(new, self.width + step)
+            yield self._finished(tokens.read(), is_last)
             if None not in self.finish:
-                return
-            logits = self._extend(new, self.width + step)
+                break
+            if not is_early:
+                logits = self._extend(new, self.width + step)
+        self.decode = None  # its buffers are free for the next generation
 
     def _finished(self, new: list[int], is_last: bool) -> list[int | None]:
         """The new tokens, None for rows that had finished before; updates `finish`."""
@@ -148,13 +175,14 @@ class Generation:
         for start in range(0, self.width, self.chunk):
             stop = min(start + self.chunk, self.width)
             logits = self._pass(start, stop, keep=int(stop == self.width))
-        rest = self.positions.part(self.width, self.rows.shape[1])
-        self.decode = make_decoder(self.model, self.cache, rest)
         return logits
 
     def _extend(self, new: Tensor, slot: int) -> Tensor:
         """(B, V) logits after writing the tokens new (B,) to `slot`."""
-        if self.decode is not None:
+        if self.cache is not None:
+            if self.decode is None:
+                rest = self.positions.part(self.width, self.rows.shape[1])
+                self.decode = make_decoder(self.model, self.cache, rest)
             return self.decode(new)
         self.rows[:, slot] = new
         return self._pass(0, slot + 1, keep=1)

@@ -139,7 +139,6 @@ class CachedTail:
 
     def __init__(self):
         self._stored: dict[str, Tensor] = {}
-        self._first: dict[str, Tensor] = {}  # copies, of a static cache
 
     def extend(self, x: Tensor, count: int, name: str = "inputs") -> Tensor:
         """Features x (B, T, C) of this pass, after those of the last `count` tokens of earlier
@@ -157,14 +156,16 @@ class CachedTail:
             if len(x) > 1 or name != "document":
                 self._stored[name] = x.index_select(0, rows.to(x.device))
 
-    def mark(self) -> None:
-        """Keep a copy, which `restart` returns to; tensors stay at their addresses."""
-        self._first = {name: x.clone() for name, x in self._stored.items()}
+    def shapes(self) -> list[tuple]:
+        """The name, shape and dtype of each tensor, without its slots."""
+        return [(name, x.shape, x.dtype) for name, x in self._stored.items()]
 
-    def restart(self) -> None:
-        """Undo the passes since `mark`."""
-        for name, x in self._first.items():
-            self._stored[name].copy_(x)
+    def fill(self, source: "CachedTail") -> None:
+        """Copy the tensors of `source`, or zeros where it has none, to those of this cache."""
+        for name, x in self._stored.items():
+            x.zero_()
+            if name in source._stored:
+                x.copy_(source._stored[name])
 
     def _store(self, name: str, x: Tensor) -> None:
         stored = self._stored.get(name)
@@ -212,6 +213,11 @@ class LayerCache(CachedTail):
         super().select_rows(rows)
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
+
+    def shapes(self):
+        buffers = self._buffers.items()
+        kept = [(name, *x.shape[:2], x.shape[3], x.dtype) for name, x in buffers]
+        return super().shapes() + kept
 
     def _append(self, name: str, x: Tensor) -> Tensor:
         index = self.index

@@ -67,6 +67,13 @@ class TokenChunk:
     factors: dict[str, Tensor | None]
 
 
+class Recordings(list):
+    """What decoding keeps between generations: see `model/decoding/static.py`. Copies are empty."""
+
+    def __reduce__(self):
+        return type(self), ()
+
+
 class Transformer(nn.Module):
     """A LLaMA-style decoder. Only its positional schemes encode token order.
 
@@ -104,6 +111,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
+        self.recordings = Recordings()
 
     def _make_schemes(self, s: ModelSettings) -> dict[str, PositionalScheme]:
         """New scheme instances, by layer kind or by kind and layer, in an `nn.ModuleDict`."""

@@ -187,7 +187,7 @@ def single_attend(
     groups = k.shape[1]
     rows = batch * groups
     is_masked = not mask.is_causal_only
-    bias = q.new_zeros(())
+    bias = q.new_zeros((), dtype=mask_dtype(q))
     if is_masked:
         keys = mask.keys_of(0, 1)
         k = k[:, :, keys]
@@ -199,7 +199,7 @@ def single_attend(
     if q.dtype in PRECISE:
         scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)
     else:  # in bfloat16 the bias would round distances above 256
-        scores = torch.bmm(q, k).float() * scale + bias
+        scores = torch.add(bias, torch.bmm(q, k), alpha=scale)
     weights = scores.softmax(-1).to(v.dtype)
     return torch.bmm(weights, v).view(batch, heads, 1, -1)
 

@@ -42,18 +42,18 @@ def make_decoder(
     is_sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
     if torch.is_autocast_enabled(device) or not positions.count or is_sharded:
         return GrowingDecoder(model, cache, positions)
-    packed = PackedModel(model)
     first = positions.part(0, 1)
     passes = model.passes(cache.batch, model.prepare(first), dict.fromkeys(model.kinds, first))
     plans = {name: each.plan for name, each in passes.items()}
     fixed = {name: plan for name, plan in plans.items() if isinstance(plan, AttentionPlan)}
     if len(fixed) < len(plans):  # a scheme caches more than keys
-        return GrowingDecoder(model, cache, positions, packed)
-    if static is None and PlannedDecoder.supports(packed, positions, fixed):
-        return PlannedDecoder(packed, cache, positions)
+        return GrowingDecoder(model, cache, positions, PackedModel(model))
     is_static = device == "cuda" if static is None else static
     if is_static and positions.count >= LEAST_PASSES:
-        return StaticDecoder(packed, cache, positions, fixed)
+        return StaticDecoder(model, cache, positions, fixed)
+    packed = PackedModel(model)
+    if static is None and PlannedDecoder.supports(packed, positions, fixed):
+        return PlannedDecoder(packed, cache, positions)
     return GrowingDecoder(model, cache, positions, packed)
 
 

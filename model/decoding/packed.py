@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.mask import PRECISE, joined
+from model.attention.mask import PRECISE, precise
 from model.block import Block, Norm
 from model.cache import LayerCache
 from model.mixers.mixer import AttentionPass
@@ -88,18 +88,30 @@ class JoinedLinear:
     """Linear layers with the same input as one matrix product, x (B, in) → (B, Σ out)."""
 
     def __init__(self, linears: Sequence[nn.Linear]):
+        self._linears = linears
         self.weight = joined_weight(linears)
         biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = None
         if biases:
-            self.bias = joined(biases, 0)
+            self.bias = torch.cat(biases)
+
+    def refresh(self) -> None:
+        """Copy the layers' present weights, where this has copies."""
+        present = JoinedLinear(self._linears)
+        if _stored_matrix(self._linears) is None:
+            self.weight.copy_(present.weight)
+        if self.bias is not None and present.bias is not None:
+            self.bias.copy_(present.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.mm(x, self.weight)
         return out if self.bias is None else out + self.bias
 
     def add_to(self, x: Tensor, update: Tensor, multiplier: float) -> Tensor:
-        """Add multiplier · self(update) to x (B, out) in place."""
+        """x (B, out) + multiplier · self(update), in place unless compiled."""
+        if torch.compiler.is_compiling():
+            # in float32, so that it is one kernel with the norm that follows, not with the product
+            return torch.add(precise(x), precise(self(update)), alpha=multiplier).to(x.dtype)
         if self.bias is not None:
             return x.add_(self(update), alpha=multiplier)
         return x.addmm_(update, self.weight, alpha=multiplier)
@@ -170,6 +182,12 @@ class PackedBlock:
         self.has_norms = has_norms or not isinstance(attention.v_norm, nn.Identity)
         self.gate = JoinedLinear(gates[0]) if gates else None
 
+    def refresh(self) -> None:
+        """See `JoinedLinear.refresh`."""
+        for linear in (self.qkv, self.out, self.gate_up, self.down, self.gate):
+            if linear is not None:
+                linear.refresh()
+
     def __call__(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
         """x (B, C) → (B, C), in place; see `Block.forward`."""
         attention = self.attention
@@ -221,12 +239,19 @@ def plain_step(block: Block, x: Tensor, step: AttentionPass, layer_cache: Any) -
     return block(x.unsqueeze(1), [step], layer_cache).squeeze(1)
 
 
-class PackedModel:
-    """A model in passes of one token per row."""
+Layer = Callable[[Tensor, AttentionPass, Any], Tensor]  # x (B, C) → (B, C)
 
-    def __init__(self, model: Transformer):
+
+class PackedModel:
+    """A model in passes of one token per row.
+
+    Args:
+        blocks: those of another instance; None: new ones.
+    """
+
+    def __init__(self, model: Transformer, blocks: list[Layer] | None = None):
         self.model = model
-        self.blocks = [
+        self.blocks = blocks or [
             PackedBlock(block)
             if isinstance(block.mixer, Attention) and not block.canons
             else partial(plain_step, block)
@@ -234,15 +259,26 @@ class PackedModel:
         ]
         self._norm = PackedNorm(model.norm)
 
+    def refresh(self) -> None:
+        """See `JoinedLinear.refresh`."""
+        for block in self.blocks:
+            if isinstance(block, PackedBlock):
+                block.refresh()
+
     def step(self, chunk: TokenChunk, cache: Any, tokens: Tensor) -> Tensor:
         """(B, V) logits after the tokens (B,), whose keys are added to the cache."""
         model = self.model
-        x = model.embed_chunk(model.embed_tokens(tokens[:, None]), chunk).squeeze(1)
+        x = self.embed(chunk, tokens)
         passes = model.passes(len(x), chunk, cache.advance(chunk.positions))
         layers = zip(self.blocks, model.layer_schemes, cache.layers, strict=True)
         for block, name, layer_cache in layers:
             x = block(x, passes[name], layer_cache)
         return self.logits(x)
+
+    def embed(self, chunk: TokenChunk, tokens: Tensor) -> Tensor:
+        """The embeddings (B, C) of the tokens (B,) of a pass."""
+        model = self.model
+        return model.embed_chunk(model.embed_tokens(tokens[:, None]), chunk).squeeze(1)
 
     def logits(self, x: Tensor) -> Tensor:
         """(B, C) hidden states → (B, V) logits."""

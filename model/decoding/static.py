@@ -3,35 +3,46 @@ pass is a tensor.
 
 Shapes and addresses are the same in every pass of one token. A GPU computes a pass of a small model
 in less time than the host needs to launch its operations, so they are recorded once as a CUDA graph
-and replayed.
+and replayed. The model keeps the buffers and the graph for later generations of the same shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from types import FunctionType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention.flex import RECOMPILE_LIMIT
 from model.cache import Cache, CacheIndex, LayerCache
-from model.decoding.packed import PackedModel
+from model.decoding.packed import Layer, PackedModel
+from model.mixers.mixer import AttentionPass
 from model.mixers.recurrence import LayerState
-from model.position import AttentionPlan
+from model.position import AttentionContext, AttentionPlan, PositionalScheme
+from model.position.table import trainable
 from model.token_positions import TokenPositions
 from model.transformer import TokenChunk, Transformer
 
-BUCKET = 256  # slots and passes are rounded up to a multiple of this
+BUCKET = 256  # slots are rounded up to a multiple of this, or of an eighth to a sixteenth of them
 EMPTY = -2  # document of a slot without a key; −1 is padding
 LEAST_PASSES = 4  # recording costs as much as three passes
+KEPT = 2  # recordings of a model: of full batches, and of a last one with fewer rows
+# Passes of a recording after which its operations are compiled. That saves about half a millisecond
+# per pass and takes several seconds.
+COMPILED_PASSES = 1 << 14
 
 
 def rounded(count: int) -> int:
-    """`count`, rounded up to a multiple of BUCKET."""
-    return -(-count // BUCKET) * BUCKET
+    """`count`, rounded up; see BUCKET."""
+    step = max(BUCKET, 1 << count.bit_length() >> 4)
+    return -(-count // step) * step
 
 
 class StaticIndex:
@@ -39,6 +50,9 @@ class StaticIndex:
 
     The slots are those of `source`, one for each pass, and empty ones. With a window, the passes
     write to as many slots in turn, after those of the first `sinks` passes.
+
+    Args:
+        size: slots without a window, at least as many as keys and passes.
 
     Attributes:
         slot: (1,) slot of the current pass.
@@ -49,6 +63,7 @@ class StaticIndex:
         self,
         source: CacheIndex,
         passes: int,
+        size: int,
         window: int | None,
         end: int,
     ):
@@ -56,12 +71,14 @@ class StaticIndex:
         assert stored is not None
         filled = stored.count
         device = stored.device
-        at = torch.arange(rounded(passes), device=device).clamp(max=passes - 1)
+        at = torch.arange(size, device=device).clamp(max=passes - 1)
+        self.slots = size
         if window is not None:
             sinks = source.sinks
             at = torch.where(at < sinks, at, sinks + (at - sinks) % window)
-            passes = min(passes, sinks + window)
-        self.slots = rounded(filled + passes)
+            # as many as `CacheIndex` keeps, so that the length of the prompt does not matter
+            most = max(filled, 2 * window + sinks)
+            self.slots = min(size, rounded(most + sinks + window))
         self._slot_of = filled + at
         self.slot = self._slot_of[:1].clone()
         room = (0, self.slots - filled)
@@ -75,6 +92,10 @@ class StaticIndex:
             unit_steps=False,
         )
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.slot, self._slot_of, *tensors_of(self.positions)]
+
     def write(self, at: Tensor, new: TokenPositions) -> TokenPositions:
         """Store the position of the pass `at` (1,); returns those of all slots."""
         self.slot.copy_(self._slot_of.index_select(0, at))
@@ -85,29 +106,38 @@ class StaticIndex:
 
 
 class StaticLayerCache(LayerCache):
-    """Keys and values of one layer, written at the slot of the current pass. It takes over the
-    buffers of `source`."""
+    """Keys and values of one layer, written at the slot of the current pass; empty, see `fill`."""
 
     def __init__(self, source: LayerCache, index: StaticIndex):
         super().__init__(source.index, source.dtype)
         self._static = index
-        self._stored = source._stored
-        self.mark()
+        self._stored = {name: torch.zeros_like(x) for name, x in source._stored.items()}
+        self._buffers = {
+            name: x.new_zeros(*x.shape[:2], index.slots, x.shape[3])
+            for name, x in source._buffers.items()
+        }
+
+    def fill(self, source):
+        """Take over the keys of `source`, whose buffers are freed."""
+        assert isinstance(source, LayerCache)
+        super().fill(source)
         for name, filled in source._filled.items():
-            stored = source._buffers.pop(name)[:, :, :filled]
+            buffer = self._buffers[name]
+            buffer[:, :, :filled] = source._buffers.pop(name)[:, :, :filled]
             # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
-            self._buffers[name] = F.pad(stored, (0, 0, 0, index.slots - filled))
+            buffer[:, :, filled:] = 0
 
     def _append(self, name: str, x: Tensor) -> Tensor:
         return self._buffers[name].index_copy_(2, self._static.slot, x)
 
 
 class StaticCache:
-    """A cache with slots for `passes` more tokens, which takes over the keys of `source`.
+    """A cache of passes of one token.
 
     Args:
-        windows: by layer kind, how many tokens back a query attends to; None: all.
-        end: `position_end` of all passes.
+        source: the cache of the prompt.
+        indices: by layer kind.
+        layer_kinds: of each layer.
 
     Attributes:
         at: (1,) index of the current pass.
@@ -115,31 +145,20 @@ class StaticCache:
 
     def __init__(
         self,
-        model: Transformer,
         source: Cache,
-        passes: int,
-        windows: dict[str, int | None],
-        end: int,
+        indices: dict[str, StaticIndex],
+        layer_kinds: Iterable[str],
     ):
         assert source.last is not None
         self.kinds = source.kinds
-        self.indices = {
-            kind: StaticIndex(index, passes, windows[kind], end)
-            for kind, index in source.indices.items()
-        }
+        self.indices = indices
         self.layers = [
             layer.static()
             if isinstance(layer, LayerState)
-            else StaticLayerCache(layer, self.indices[kind])
-            for layer, kind in zip(source.layers, model.settings.layer_kinds, strict=True)
+            else StaticLayerCache(layer, indices[kind])
+            for layer, kind in zip(source.layers, layer_kinds, strict=True)
         ]
         self.at = torch.zeros(1, dtype=torch.int64, device=source.last.device)
-
-    def restart(self) -> None:
-        """Undo all passes: the next ones overwrite the slots of their keys."""
-        self.at.zero_()
-        for layer in self.layers:
-            layer.restart()
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
         """Add the token of the current pass; returns the positions of all slots by layer kind."""
@@ -166,9 +185,9 @@ class PassInputs:
         cls,
         model: Transformer,
         positions: TokenPositions,
+        size: int,
     ) -> PassInputs:
-        """The inputs of all passes, padded to a rounded number of passes."""
-        size = rounded(positions.count)
+        """The inputs of all passes, padded to `size` passes."""
         every = model.prepare(positions)
         single = model.prepare(positions.part(0, 1))
         tables = {}
@@ -182,11 +201,11 @@ class PassInputs:
                 # Tables of tokens are as long as there are tokens. All others are the same in every
                 # pass.
                 by_pass = x.shape != of_one.shape
-                tables[name].append((padded(x, 1, size) if by_pass else x, by_pass))
+                tables[name].append((padded(x, 1, size) if by_pass else x.clone(), by_pass))
         factors = dict(every.factors)
         for kind, x in every.factors.items():
-            if x is not None and x.shape[2] > 1:
-                factors[kind] = padded(x, 2, size)
+            if x is not None:
+                factors[kind] = padded(x, 2, size) if x.shape[2] > 1 else x.clone()
         positions = positions.map(
             lambda x: padded(x, 1, size),
             layout="ragged",
@@ -194,6 +213,12 @@ class PassInputs:
             unit_steps=False,
         )
         return cls(positions, tables, factors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        tables = [x for every in self.tables.values() for x, _ in every]
+        factors = [x for x in self.factors.values() if x is not None]
+        return [*tensors_of(self.positions), *tables, *factors]
 
     def of(self, at: Tensor) -> TokenChunk:
         """The token of the pass `at` (1,)."""
@@ -217,6 +242,12 @@ def padded(x: Tensor, dim: int, size: int) -> Tensor:
     return x.index_select(dim, torch.arange(size, device=x.device).clamp(max=x.shape[dim] - 1))
 
 
+def tensors_of(positions: TokenPositions) -> list[Tensor]:
+    """Order, document and position, which may be the order."""
+    shared = positions.position is positions.order
+    return [positions.order, positions.document, *([] if shared else [positions.position])]
+
+
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all recordings: libraries keep a workspace for each stream that they have been used
@@ -226,7 +257,7 @@ def recording_stream(device: torch.device) -> torch.cuda.Stream:
 
 class CudaGraph:
     """A function of one tensor recorded as a CUDA graph. It runs twice before the recording, which
-    compiles it and initializes libraries."""
+    compiles it and initializes libraries. What it reads must stay at its address."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
         self._input = x.clone()
@@ -253,39 +284,179 @@ class CudaGraph:
         return self._output
 
 
+def recorded(function: Callable[[Tensor], Tensor], x: Tensor) -> CudaGraph | None:
+    """The graph of a function of x, which it calls; None on a CPU."""
+    return CudaGraph(function, x) if x.device.type == "cuda" else None
+
+
+def _begin(
+    packed: PackedModel,
+    inputs: PassInputs,
+    cache: StaticCache,
+    tokens: Tensor,
+) -> tuple[Tensor, TokenChunk, dict[str, TokenPositions]]:
+    """The embeddings (B, C) of the tokens (B,) of a pass, the pass, and positions of keys by layer
+    kind."""
+    chunk = inputs.of(cache.at)
+    keys = cache.advance(chunk.positions)
+    cache.at.add_(1)
+    return packed.embed(chunk, tokens), chunk, keys
+
+
+def _layer(
+    block: Layer,
+    scheme: PositionalScheme,
+    x: Tensor,
+    new: TokenPositions,
+    keys: TokenPositions,
+    tables: tuple[Tensor, ...],
+    factors: Tensor | None,
+    layer_cache: Any,
+) -> Tensor:
+    """x (B, C) → (B, C) with a plan of its own, so that equal layers are one compiled function."""
+    context = AttentionContext(
+        new=new,
+        queries=new,
+        keys=keys,
+        batch=len(x),
+        heads=scheme.geometry.heads,
+        device=x.device,
+        tables=tables,
+        window=scheme.settings.window,
+        sinks=scheme.settings.sinks,
+    )
+    return block(x, AttentionPass(context, scheme.plan(context), factors), layer_cache)
+
+
+def _end(packed: PackedModel, x: Tensor) -> Tensor:
+    return packed.logits(x)
+
+
+def compiled(function: FunctionType) -> Callable:
+    """`function` compiled. torch keeps graphs with the code, so each recording has its own."""
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    torch._dynamo.config.specialize_float = True  # settings are constants
+    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return torch.compile(own, fullgraph=True, dynamic=False)
+
+
+@dataclass(eq=False)
+class Recording:
+    """What a model keeps of its passes for later generations. It has no reference to the model.
+
+    Attributes:
+        key: what its graph depends on; equal for generations that can use it.
+        blocks: see `PackedModel`.
+        graph: None on a CPU.
+        passes: number of passes so far.
+        user: the decoder that used it last.
+    """
+
+    key: tuple
+    blocks: list[Layer]
+    inputs: PassInputs
+    cache: StaticCache
+    graph: CudaGraph | None = None
+    compiled: tuple[Callable, Callable, Callable] | None = None
+    passes: int = 0
+    user: Callable[[], Any] = lambda: None
+
+
 class StaticDecoder:
-    """Passes with a static cache, each a replay of one CUDA graph. On a CPU they run one by one."""
+    """Passes with a static cache, each a replay of one CUDA graph. On a CPU they run one by one.
+
+    Equal inputs and weights of `Recording` are found by their shapes and addresses; weights may
+    change in place between generations.
+    """
 
     def __init__(
         self,
-        packed: PackedModel,
+        model: Transformer,
         cache: Cache,
         positions: TokenPositions,
         plans: dict[str, AttentionPlan],
     ):
-        model = packed.model
-        end = int(min(rounded(positions.position_end), model.limit or math.inf))
-        self._packed = packed
-        self._inputs = PassInputs.create(model, replace(positions, position_end=end))
+        self.model = model
+        with trainable():
+            self._start(cache, positions, plans)
+
+    def _start(
+        self,
+        source: Cache,
+        positions: TokenPositions,
+        plans: dict[str, AttentionPlan],
+    ) -> None:
+        model = self.model
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
         for name, plan in plans.items():
             if not plan.is_unordered:
                 windows[model.kind_of[name]] = None  # weights may depend on the order of the slots
-        self.cache = StaticCache(model, cache, positions.count, windows, end)
-        self._graph: CudaGraph | None = None
+        passes = positions.count
+        size = rounded(source.filled + passes)
+        end = int(min(rounded(positions.position_end), model.limit or math.inf))
+        inputs = PassInputs.create(model, replace(positions, position_end=end), size)
+        indices = {
+            kind: StaticIndex(index, passes, size, windows[kind], end)
+            for kind, index in source.indices.items()
+        }
+        new = [*inputs.tensors, *(x for index in indices.values() for x in index.tensors)]
+        key = (
+            model.position,  # of `reposition`
+            [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in model.parameters()],
+            [layer.shapes() for layer in source.layers],
+            [(x.shape, x.dtype) for x in new],
+            [is_by_pass for every in inputs.tables.values() for _, is_by_pass in every],
+            end,
+        )
+        others = list(model.recordings)
+        kept = next((x for x in others if x.key == key and x.user() is None), None)
+        if kept is None:
+            self._packed = PackedModel(model)
+            static = StaticCache(source, indices, model.settings.layer_kinds)
+            kept = Recording(key, self._packed.blocks, inputs, static)
+            new = [x.clone() for x in new]  # the recorded passes change them
+        else:
+            others.remove(kept)
+            self._packed = PackedModel(model, kept.blocks)
+            self._packed.refresh()
+        model.recordings[:] = [kept, *others][:KEPT]
+        self._kept = kept
+        kept.user = weakref.ref(self)
+        kept.passes += passes
+        if kept.compiled is None and kept.passes >= COMPILED_PASSES:
+            kept.compiled = compiled(_begin), compiled(_layer), compiled(_end)
+            kept.graph = None
+        if kept.graph is None:
+            tokens = kept.cache.at.new_zeros(source.batch)
+            kept.graph = recorded(self._step, tokens)
+        indexed = [x for index in kept.cache.indices.values() for x in index.tensors]
+        for x, value in zip([*kept.inputs.tensors, *indexed], new, strict=True):
+            x.copy_(value)
+        kept.cache.at.zero_()
+        for layer, given in zip(kept.cache.layers, source.layers, strict=True):
+            layer.fill(given)
 
     def _step(self, tokens: Tensor) -> Tensor:
         """The next pass; see `PackedModel.step`."""
-        at = self.cache.at
-        logits = self._packed.step(self._inputs.of(at), self.cache, tokens)
-        at.add_(1)
-        return logits
+        kept = self._kept
+        cache = kept.cache
+        if kept.compiled is None:
+            logits = self._packed.step(kept.inputs.of(cache.at), cache, tokens)
+            cache.at.add_(1)
+            return logits
+        begin, layer, end = kept.compiled
+        x, chunk, keys = begin(self._packed, kept.inputs, cache, tokens)
+        names = self.model.layer_schemes
+        for block, name, layer_cache in zip(kept.blocks, names, cache.layers, strict=True):
+            kind = self.model.kind_of[name]
+            scheme = self.model.position[name]
+            factors = chunk.factors[kind]
+            tables = chunk.tables[name]
+            x = layer(block, scheme, x, chunk.positions, keys[kind], tables, factors, layer_cache)
+        return end(self._packed, x)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,). The next call overwrites them."""
-        if tokens.device.type != "cuda":
-            return self._step(tokens)
-        if self._graph is None:
-            self._graph = CudaGraph(self._step, tokens)
-            self.cache.restart()  # the recorded passes have changed it
-        return self._graph(tokens)
+        graph = self._kept.graph
+        with trainable():
+            return self._step(tokens) if graph is None else graph(tokens)

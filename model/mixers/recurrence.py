@@ -430,13 +430,13 @@ class LayerState(CachedTail):
             self._store("document", state.document)
 
     def static(self) -> LayerState:
-        """The cache of passes of one token, which compare documents: this one, whose tensors stay
-        at their addresses."""
-        memory = self._stored.get("memory")
-        if memory is not None and "document" not in self._stored:
-            self._stored["document"] = memory.new_zeros(1, 1, dtype=torch.int64)
-        self.mark()
-        return self
+        """An empty cache of passes of one token, which compare documents; see `fill`."""
+        made = LayerState()
+        made._stored = {name: torch.zeros_like(x) for name, x in self._stored.items()}
+        memory = made._stored.get("memory")
+        if memory is not None and "document" not in made._stored:
+            made._stored["document"] = memory.new_zeros(1, 1, dtype=torch.int64)
+        return made
 
 
 class GatheredState(GatheredLayer):

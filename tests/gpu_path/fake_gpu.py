@@ -66,6 +66,9 @@ class GpuTensor(torch.Tensor):
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
 
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
     def tolist(self):
         return self.cpu().tolist()
 

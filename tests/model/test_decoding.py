@@ -1,12 +1,17 @@
 """Passes of one token per row with a growing and a static cache, against one full pass."""
 
 import copy
+import gc
+import weakref
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 import torch._dynamo
+from torch._dynamo.testing import CompileCounter
 
+import model.attention.kernels as kernels
 from model import TokenPositions, Transformer, decoding
 from model.decoding import GrowingDecoder, make_decoder, pack, planned, static
 from model.decoding.planned import PlannedDecoder
@@ -67,10 +72,6 @@ def check(model: Transformer, static: bool | None = None, length: int = 0, promp
         cases.append(replace(plain, lengths=(length, 5 * length)))
     for positions in cases:
         decode = decoder_of(model, tokens, positions, static, prompt)
-        if isinstance(decode, StaticDecoder):
-            for _ in range(2):  # passes that are repeated, as a recording of a CUDA graph begins
-                decode(tokens[:, prompt])
-            decode.cache.restart()
         decoded = [decode(tokens[:, at]) for at in range(prompt, length)]
         close(torch.stack(decoded, 1), model(tokens, positions)[:, prompt:])
 
@@ -126,9 +127,173 @@ def test_passes_under_autocast_or_of_sharded_weights_use_the_model():
 @torch.no_grad()
 def test_windowed_layers_of_a_static_cache_store_a_window():
     decode = decoder_of(shared("pattern-none"), ids(2, 60), TokenPositions.plain(60), True)
-    near, far = (index.slots for index in decode.cache.indices.values())
+    near, far = (index.slots for index in decode._kept.cache.indices.values())
     assert far == 60
     assert near <= PROMPT + 4 + 4
+
+
+# rows, tokens of the prompt and all tokens, and padding of the second row
+GENERATIONS = [
+    (2, 7, 15, 0),
+    (2, 4, 13, 0),
+    (2, 7, 15, 3),
+    (3, 5, 15, 0),
+    (2, 9, 18, 0),
+]
+
+
+def generated(model: Transformer, rows: int, prompt: int, length: int, padding: int):
+    """(B, T, V) logits of passes with a static cache, and their decoder."""
+    length = reach_of(model, length)
+    tokens = ids(rows, length, seed=length)
+    positions = TokenPositions.plain(length)
+    if padding:
+        counts = [prompt - padding * (row == 1) for row in range(rows)]
+        positions = TokenPositions.left_padded(counts, length)
+    decode = decoder_of(model, tokens, positions, True, prompt)
+    return torch.stack([decode(tokens[:, at]).clone() for at in range(prompt, length)], 1), decode
+
+
+def check_equal(model: Transformer, *sizes) -> None:
+    """Bit for bit the logits of a copy, which has generated nothing."""
+    found, _ = generated(model, *sizes)
+    assert torch.equal(found, generated(copy.deepcopy(model), *sizes)[0])
+
+
+@each_mechanism([*CASES, *QUICK_MIXERS])
+@torch.no_grad()
+def test_later_generations_equal_first_ones(case, monkeypatch):
+    """Also after passes that change all buffers, as the recording of a CUDA graph does."""
+    model = build(case)
+
+    def recorded(function, x):
+        for _ in range(3):
+            function(x)
+
+    fresh = copy.deepcopy(model)
+    monkeypatch.setattr(static, "recorded", recorded)
+    for sizes in (*GENERATIONS, GENERATIONS[0]):
+        if type(decoder_of(model, ids(2, 11), TokenPositions.plain(11), True)) is GrowingDecoder:
+            return
+        found, _ = generated(model, *sizes)
+        fresh.recordings.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(static, "recorded", lambda function, x: None)
+            assert torch.equal(found, generated(fresh, *sizes)[0])
+        assert len(model.recordings) <= static.KEPT
+
+
+@torch.inference_mode()
+def test_recordings_are_found_by_shape_and_die_with_the_model():
+    model = build("rope")
+    kept = []
+    for sizes in GENERATIONS[:4]:
+        _, decode = generated(model, *sizes)
+        kept.append(decode._kept)
+        del decode
+    assert kept[0] is kept[1]
+    assert len(set(kept)) == 3
+    assert model.recordings == [kept[3], kept[2]]
+    assert copy.deepcopy(model).recordings == []
+    alive = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@torch.no_grad()
+def test_decoders_that_are_used_in_turns():
+    model = build("rope-window")
+    tokens = [ids(2, 15, seed=n) for n in range(2)]
+    plain = TokenPositions.plain(15)
+    decoders = [decoder_of(model, x, plain, True) for x in tokens]
+    for at in range(PROMPT, 15):
+        for decode, x in zip(decoders, tokens, strict=True):
+            close(decode(x[:, at]), model(x[:, : at + 1])[:, -1])
+
+
+@pytest.mark.parametrize("settings", BLOCKS, ids=str)
+@pytest.mark.parametrize("is_packed", [False, True])
+@torch.no_grad()
+def test_later_generations_use_the_weights_of_their_time(settings, is_packed):
+    model = randomized(build("rope", **settings))
+    if is_packed:
+        pack(model)
+    sizes = GENERATIONS[0]
+    check_equal(model, *sizes)
+    recording = model.recordings[0]
+    for weight in model.parameters():  # as an optimizer
+        weight.mul_(1.01)
+    check_equal(model, *sizes)
+    model.load_state_dict(build("rope", seed=4, **settings).state_dict())
+    check_equal(model, *sizes)
+    assert model.recordings == [recording]
+    for weight in model.parameters():
+        weight.data = weight * 1.01
+    check_equal(model, *sizes)
+    pack(model)
+    check_equal(model, *sizes)
+
+
+@torch.no_grad()
+def test_later_generations_use_the_scheme_of_their_time():
+    model = build("rope")
+    before = model.settings
+    position = before.position.model_copy(update={"theta": 50.0})
+    for settings in (before, before.model_copy(update={"position": position}), before):
+        model.reposition(settings)
+        check_equal(model, *GENERATIONS[0])
+
+
+COMPILED = [
+    "rope",
+    "alibi",
+    "t5",
+    "kerple",
+    "fire",
+    "none",
+    "learned",
+    "rope-yarn-auto",
+    "rope-window",
+    "rope-sinks",
+    "rope-self-extend",
+    "cope",
+    "stick_breaking",
+    "pattern-none",
+    "latent-rope",
+    "hybrid",
+    "gated_deltanet-rope",
+    "mamba2-none",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILED)
+def test_equal_layers_are_one_compiled_function(case, monkeypatch, fresh_dynamo):
+    """With the kernels of a GPU; also in a second generation, whose graph would be replayed."""
+    compile_ = torch.compile
+    choose = kernels.choose
+
+    def counted(function, **options):
+        backend = CompileCounter()
+        counters.append((function.__name__, backend))
+        return compile_(function, backend=backend, **options)
+
+    counters = []
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(kernels, "choose", lambda views, v, n, device: choose(views, v, n, "cuda"))
+    monkeypatch.setattr(static, "COMPILED_PASSES", 0)
+    model = build(case)
+    for _ in range(2):
+        check(model, True)
+    counts = Counter()
+    for name, counter in counters:
+        counts[name] = max(counts[name], counter.frame_count)
+    kinds = len(set(model.settings.layer_kinds))
+    assert counts == {"_begin": 1, "_layer": kinds, "_end": 1}
 
 
 @pytest.mark.parametrize("settings", BLOCKS[:-1], ids=str)
