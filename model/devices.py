@@ -62,6 +62,12 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products with x: that of autocast, or its own without autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def free_memory(device: torch.device) -> int:
     """Free bytes of the GPU, or of the machine and the container that the process runs in."""
     if device.type == "cuda":

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.devices import product_dtype
+
 IGNORED = -100  # target id that is excluded from the loss
 # Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
 LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -110,10 +112,8 @@ class _SummedNLL(torch.autograd.Function):
         cap: float | None,
         z_loss: float | None,
     ) -> Tensor:
-        kind = x.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
-        with torch.autocast(kind, enabled=False):
+        dtype = product_dtype(weight)
+        with torch.autocast(x.device.type, enabled=False):
             head = OutputHead(weight.to(dtype), divisor, cap)
             grad_weight = torch.zeros_like(weight)
             grads = []

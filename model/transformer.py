@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import joined, mask_dtype
-from model.block import Block, Checkpointing
+from model.block import Block, Checkpointing, RMSNorm
 from model.cache import Cache, CacheIndex
 from model.carried_state import CarriedState
+from model.devices import product_dtype
 from model.loss import OutputHead, summed_nll, token_nll
 from model.mixers import MIXERS
 from model.mixers.mixer import AttentionPass
@@ -76,6 +77,10 @@ class Transformer(nn.Module):
         train_length: trained length in tokens; size of learned tables.
         original_length: reference length L0 of scaling methods; the trained length, unless the run
             continues a parent that was trained at another length.
+
+    Attributes:
+        casts_residual: under autocast, the residual stream has its dtype instead of that of the
+            embedding.
     """
 
     def __init__(
@@ -101,8 +106,9 @@ class Transformer(nn.Module):
         self.position = self._make_schemes(s)
         blocks = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
         self.layers = cast(list[Block], blocks)
-        self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
+        self.casts_residual = False
         self._compiled: Callable[..., Tensor] | None = None
 
     def _make_schemes(self, s: ModelSettings) -> dict[str, PositionalScheme]:
@@ -389,6 +395,8 @@ class Transformer(nn.Module):
             passes_of: the passes of a scheme instance, by its name and whether they are those of
                 the last layer.
         """
+        if self.casts_residual:
+            x = x.to(product_dtype(x))
         last = len(self.layers) - 1
         if cache is None or isinstance(cache, ShardedWindow):
             layer_caches = [cache] * len(self.layers)  # all layers know a sharded window

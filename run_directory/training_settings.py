@@ -515,6 +515,11 @@ class TrainingSettings(StrictSettings):
         "auto: bfloat16 autocast on GPUs that have it, and on CPUs that have it for models of "
         "width 96 and more; float32 elsewhere; the settings of the run name the choice",
     )
+    residual_dtype: Literal["float32", "autocast"] = counts_if_changed(
+        "dtype of the residual stream under autocast: float32, or that of matrix products, which "
+        "takes less memory and time on a GPU; norms are computed in float32 either way",
+        "float32",
+    )
     compile: bool | None = may_change(
         None,
         "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",

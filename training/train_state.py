@@ -194,6 +194,7 @@ class TrainState:
     def create(cls, model: Transformer, settings: RunSettings, parallel: Parallel) -> "TrainState":
         """The state before the first step."""
         t = settings.training
+        model.casts_residual = t.residual_dtype == "autocast"
         # before the optimizer: it may shard weights
         forward = parallel.wrap(model, compiled=t.compile)
         return cls(
