@@ -12,6 +12,7 @@ from model.devices import product_dtype
 
 IGNORED = -100  # target id that is excluded from the loss
 # Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
+SHRINK = 2.0**-7  # of hidden states in products that float16 could not hold: 65,504 is its largest
 LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 
@@ -138,7 +139,9 @@ class _SummedNLL(torch.autograd.Function):
                 grad = p.to(dtype)
                 grads.append((grad @ head.weight) * valid)
                 rows = rows * valid
-                if dtype == weight.dtype:
+                if dtype == torch.float16:
+                    grad_weight.add_(grad.T @ (rows * SHRINK), alpha=1 / SHRINK)
+                elif dtype == weight.dtype:
                     grad_weight.addmm_(grad.T, rows)
                 else:
                     grad_weight.add_(grad.T @ rows)

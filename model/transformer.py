@@ -191,17 +191,29 @@ class Transformer(nn.Module):
         self.settings = settings
         self.kinds = kinds
 
-    def compile(self, *, by_block: bool = False, **options) -> None:
+    def compile(self, *, by_block: bool = False, cuda_graphs: bool = False, **options) -> None:
         """Compile the training pass as a whole, or each block if weights are gathered between
         blocks (FSDP). Evaluation, with its varying lengths, stays eager.
 
         Table look-ups are outside the compiled region and never cause a recompile.
+
+        Args:
+            cuda_graphs: record the passes of each shape as CUDA graphs. A pass overwrites the
+                outputs and gradients of the pass before.
         """
         # Settings are constants. As inputs of the graph, floats could not be read in the
         # checkpoints of the loss.
         torch._dynamo.config.specialize_float = True
+        if cuda_graphs:
+            options |= {"dynamic": False, "options": {"triton.cudagraphs": True}}
         if not by_block:
-            self._compiled = torch.compile(self.forward_chunks, **options)
+            compiled = torch.compile(self.forward_chunks, **options)
+
+            def recorded(*args, **keys) -> Tensor:
+                torch.compiler.cudagraph_mark_step_begin()
+                return compiled(*args, **keys)
+
+            self._compiled = recorded if cuda_graphs else compiled
             return
         for block in self.layers:
             block.compile(**options)
