@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.devices import product_dtype
-
 IGNORED = -100  # target id that is excluded from the loss
 # Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
 SHRINK = 2.0**-7  # of hidden states in products that float16 could not hold: 65,504 is its largest
@@ -36,6 +34,12 @@ class OutputHead:
         if self.divisor != 1:
             out = out / self.divisor
         return out if self.cap is None else self.cap * torch.tanh(out / self.cap)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products with x: that of autocast, or its own without autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:

@@ -20,8 +20,7 @@ from model.attention.mask import joined, mask_dtype
 from model.block import Block, Checkpointing, RMSNorm
 from model.cache import Cache, CacheIndex
 from model.carried_state import CarriedState
-from model.devices import product_dtype
-from model.loss import OutputHead, summed_nll, token_nll
+from model.loss import OutputHead, product_dtype, summed_nll, token_nll
 from model.mixers import MIXERS
 from model.mixers.mixer import AttentionPass
 from model.model_settings import ModelSettings, check_override

@@ -50,11 +50,11 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     """
     is_fsdp = requests_fsdp(environment)
     allowed = _ALLOWED | _ALLOWED_WITH_FSDP if is_fsdp else dict(_ALLOWED)
-    names = {"bfloat16": ("bf16",), "float16": ("fp16",)}
+    halves = {"bfloat16": {"bf16"}, "float16": {"fp16"}}
     if torch.cuda.is_available():
-        names["auto"] = ("bf16", "fp16")
+        halves["auto"] = {"bf16", "fp16"}
     allowed["ACCELERATE_MIXED_PRECISION"] = (
-        ("", "no", *names.get(t.precision, ())),
+        ("", "no", *halves.get(t.precision, ())),
         f"training.precision is {t.precision}: set it to no",
     )
     if t.parallel.sharding == "none":
