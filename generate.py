@@ -50,7 +50,12 @@ TOPICS = HelpTopics(
     setting="model.position.scaling",
     choice="yarn",
 )
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def parser_of(usage: str | None) -> SettingsParser:

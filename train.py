@@ -113,16 +113,23 @@ def train_step(
     flags = [torch.full_like(nll, flag) for flag in exits]
     nll, n_exit, n_requeue = parallel.sum(torch.stack([nll, *flags]))
     loss = nll / batch.n_targets
+    scale = state.loss_scale
+    if scale is not None:
+        scale.unscale(state.optimizer.weights)
     grad_norm = state.optimizer.clip_grad_norm(t.grad_clip)
-    decision = state.guard(loss, grad_norm)
+    overflows = None if scale is None else scale.overflows(loss, grad_norm)
+    decision = state.guard(loss, grad_norm, overflows)
     state.optimizer.step(decision.skip)
-    state.model.zero_grad()
+    state.model.zero_grad(set_to_none=not t.cuda_graphs)
     if state.carried is not None:
         state.carry(decision.skip)
     state.step += 1
     if state.ema:
         state.ema.update(state.step, decision.skip)
     scalars = {"loss": loss, "grad_norm": grad_norm, "exit": n_exit, "requeue": n_requeue}
+    if scale is not None and overflows is not None:
+        scalars["loss_scale"] = scale.scale
+        scale.update(overflows)
     return StepResult(scalars | decision._asdict())
 
 
@@ -150,7 +157,8 @@ def forward_backward(
                     cache=None if state.carried is None else state.carried_state(part.rows),
                 )
             # DDP averages gradients over ranks; times `world`, the average is the sum.
-            (nll * (parallel.world / batch.n_targets)).backward()
+            scaled = nll if state.loss_scale is None else nll * state.loss_scale.scale
+            (scaled * (parallel.world / batch.n_targets)).backward()
         total += nll.detach()
     return total
 

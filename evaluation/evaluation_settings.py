@@ -14,6 +14,8 @@ from errors import EvaluationError
 from settings.fields import RemovedSetting, StrictSettings, setting
 from settings.load import setting_before_validation
 
+HALF = ("bfloat16", "float16")  # dtypes whose losses are compared with those of float32
+
 
 class ContaminationSettings(StrictSettings):
     """Passages that also occur in the training text, or in an earlier document of the same
@@ -41,7 +43,9 @@ class MeasurementSettings(StrictSettings):
         0.95, "level of the intervals, simultaneous for verdicts", gt=0.5, lt=1
     )
     seed: int = setting(0, "seed for documents, spans and items", ge=0)
-    dtype: Literal["float32", "float64", "bfloat16"] = setting("float32", "dtype of the model")
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = setting(
+        "float32", "dtype of the model"
+    )
     device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     weights: Literal["ema", "last"] | None = setting(
         None, "the EMA of the weights, or those of the last step; null: the EMA if the run has one"

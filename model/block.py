@@ -75,12 +75,14 @@ class GatedMLP(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm with its weight cast to the input's dtype: under FSDP2, blocks may have bfloat16
-    weights and a float32 residual stream, and the fused kernel requires a single dtype."""
+    """RMSNorm in the wider dtype of input and weight, with outputs in that of the input. Under
+    autocast the residual stream may be narrower than the weights, under FSDP2 wider; the fused
+    kernel requires a single dtype, and computes in float32 at least."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(x.dtype)
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        weight = self.weight.to(wide)
+        return F.rms_norm(x.to(wide), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 Norm = Callable[[Tensor], Tensor]

@@ -39,11 +39,16 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device `name`: a PyTorch device string, or `auto` for a GPU if available.
 
     `cuda` without an index selects the GPU of this local rank. Raises ModelError if the device is
-    not available on this machine or in this build of PyTorch.
+    not available on this machine or in this build of PyTorch, or has no float64.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name in ("auto", "cuda") and gpus:
         name = f"cuda:{local_rank % gpus}"
+    if name.partition(":")[0] == "mps":
+        raise ModelError(
+            "device mps has no float64, in which positions, sums of gates and losses are computed; "
+            "use cpu"
+        )
     try:
         device = torch.device("cpu" if name == "auto" else name)
         torch.empty(0, device=device)

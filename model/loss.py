@@ -10,6 +10,7 @@ from torch import Tensor
 
 IGNORED = -100  # target id that is excluded from the loss
 # Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
+SHRINK = 2.0**-7  # of hidden states in products that float16 could not hold: 65,504 is its largest
 LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 
@@ -33,6 +34,12 @@ class OutputHead:
         if self.divisor != 1:
             out = out / self.divisor
         return out if self.cap is None else self.cap * torch.tanh(out / self.cap)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products with x: that of autocast, or its own without autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
@@ -110,10 +117,8 @@ class _SummedNLL(torch.autograd.Function):
         cap: float | None,
         z_loss: float | None,
     ) -> Tensor:
-        kind = x.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
-        with torch.autocast(kind, enabled=False):
+        dtype = product_dtype(weight)
+        with torch.autocast(x.device.type, enabled=False):
             head = OutputHead(weight.to(dtype), divisor, cap)
             grad_weight = torch.zeros_like(weight)
             grads = []
@@ -138,7 +143,9 @@ class _SummedNLL(torch.autograd.Function):
                 grad = p.to(dtype)
                 grads.append((grad @ head.weight) * valid)
                 rows = rows * valid
-                if dtype == weight.dtype:
+                if dtype == torch.float16:
+                    grad_weight.add_(grad.T @ (rows * SHRINK), alpha=1 / SHRINK)
+                elif dtype == weight.dtype:
                     grad_weight.addmm_(grad.T, rows)
                 else:
                     grad_weight.add_(grad.T @ rows)

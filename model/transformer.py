@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import joined, mask_dtype
-from model.block import Block, Checkpointing
+from model.block import Block, Checkpointing, RMSNorm
 from model.cache import Cache, CacheIndex
 from model.carried_state import CarriedState
-from model.loss import OutputHead, summed_nll, token_nll
+from model.loss import OutputHead, product_dtype, summed_nll, token_nll
 from model.mixers import MIXERS
 from model.mixers.mixer import AttentionPass
 from model.model_settings import ModelSettings, check_override
@@ -83,6 +83,10 @@ class Transformer(nn.Module):
         train_length: trained length in tokens; size of learned tables.
         original_length: reference length L0 of scaling methods; the trained length, unless the run
             continues a parent that was trained at another length.
+
+    Attributes:
+        casts_residual: under autocast, the residual stream has its dtype instead of that of the
+            embedding.
     """
 
     def __init__(
@@ -108,8 +112,9 @@ class Transformer(nn.Module):
         self.position = self._make_schemes(s)
         blocks = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
         self.layers = cast(list[Block], blocks)
-        self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
+        self.casts_residual = False
         self._compiled: Callable[..., Tensor] | None = None
         self.recordings = Recordings()
 
@@ -193,17 +198,29 @@ class Transformer(nn.Module):
         self.settings = settings
         self.kinds = kinds
 
-    def compile(self, *, by_block: bool = False, **options) -> None:
+    def compile(self, *, by_block: bool = False, cuda_graphs: bool = False, **options) -> None:
         """Compile the training pass as a whole, or each block if weights are gathered between
         blocks (FSDP). Evaluation, with its varying lengths, stays eager.
 
         Table look-ups are outside the compiled region and never cause a recompile.
+
+        Args:
+            cuda_graphs: record the passes of each shape as CUDA graphs. A pass overwrites the
+                outputs and gradients of the pass before.
         """
         # Settings are constants. As inputs of the graph, floats could not be read in the
         # checkpoints of the loss.
         torch._dynamo.config.specialize_float = True
+        if cuda_graphs:
+            options |= {"dynamic": False, "options": {"triton.cudagraphs": True}}
         if not by_block:
-            self._compiled = torch.compile(self.forward_chunks, **options)
+            compiled = torch.compile(self.forward_chunks, **options)
+
+            def recorded(*args, **keys) -> Tensor:
+                torch.compiler.cudagraph_mark_step_begin()
+                return compiled(*args, **keys)
+
+            self._compiled = recorded if cuda_graphs else compiled
             return
         for block in self.layers:
             block.compile(**options)
@@ -397,6 +414,8 @@ class Transformer(nn.Module):
             passes_of: the passes of a scheme instance, by its name and whether they are those of
                 the last layer.
         """
+        if self.casts_residual:
+            x = x.to(product_dtype(x))
         last = len(self.layers) - 1
         if cache is None or isinstance(cache, ShardedWindow):
             layer_caches = [cache] * len(self.layers)  # all layers know a sharded window

@@ -25,7 +25,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def auto_precision(settings: RunSettings, device: torch.device | None = None) -> str:
-    """bfloat16 on a device that multiplies it natively, else float32.
+    """bfloat16 on a device that multiplies it natively, float16 on other GPUs, else float32.
 
     On a CPU, a narrow model takes float32: casts outweigh its products.
 
@@ -33,7 +33,9 @@ def auto_precision(settings: RunSettings, device: torch.device | None = None) ->
         device: None: a GPU if available, else the CPU.
     """
     device = device or find_device("auto")
-    is_narrow = device.type == "cpu" and settings.model.dim < MIN_WIDTH
+    if device.type == "cuda":
+        return "bfloat16" if has_bfloat16(device) else "float16"
+    is_narrow = settings.model.dim < MIN_WIDTH
     return "bfloat16" if has_bfloat16(device) and not is_narrow else "float32"
 
 

@@ -120,6 +120,8 @@ class RunSettings(StrictSettings):
         t.validation.steps(self.steps)
         if t.state == "carry":
             self._check_carried()
+        if t.cuda_graphs:
+            self._check_recorded()
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
         warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)
         share = warmup + decay / (1 if decay <= 1 else self.steps)
@@ -130,6 +132,33 @@ class RunSettings(StrictSettings):
                 f"{self.steps} steps; lower {keys}, or raise training.tokens"
             )
         return self
+
+    def _check_recorded(self) -> None:
+        """Raise ValueError where the shapes or host numbers of passes differ between steps, or
+        passes are more than one graph."""
+        t = self.training
+        rest = t.batch_size % (t.micro_batch_size or t.batch_size)
+        for key, required, is_met in (
+            ("training.compile", "null or true", t.compile is not False),
+            ("training.stages", "one length and batch size", len(self.plan) == 1),
+            ("training.micro_batch_size", "a divisor of training.batch_size", rest == 0),
+            ("training.state", "reset", t.state == "reset"),
+            ("training.parallel.context", "1", t.parallel.context == 1),
+            ("training.parallel.sharding", "none", t.parallel.sharding != "full"),
+            (
+                "training.parallel.activation_checkpointing",
+                "false",
+                t.parallel.checkpointing == "none",
+            ),
+            ("data.packing", "concat", self.data.packing == "concat"),
+            ("data.positions.name", "plain", self.data.positions.name == "plain"),
+            ("data.source.name", "a text", not self.data.is_generated),
+        ):
+            if not is_met:
+                raise ValueError(
+                    f"training.cuda_graphs records passes that are equal in every step: set {key} "
+                    f"to {required}, or training.cuda_graphs to false"
+                )
 
     def _check_carried(self) -> None:
         """Raise ValueError where the rows of batches cannot read consecutive windows."""

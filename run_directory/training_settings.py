@@ -510,14 +510,25 @@ class TrainingSettings(StrictSettings):
     ema: EmaSettings | None = counts_if_changed(
         "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
     )
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
+    precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = setting(
         "auto",
         "auto: bfloat16 autocast on GPUs that have it, and on CPUs that have it for models of "
-        "width 96 and more; float32 elsewhere; the settings of the run name the choice",
+        "width 96 and more; float16 autocast with loss scaling on other GPUs; float32 elsewhere; "
+        "the settings of the run name the choice",
+    )
+    residual_dtype: Literal["float32", "autocast"] = counts_if_changed(
+        "dtype of the residual stream under autocast: float32, or that of matrix products, which "
+        "takes less memory and time on a GPU; norms are computed in float32 either way",
+        "float32",
     )
     compile: bool | None = may_change(
         None,
         "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
+    )
+    cuda_graphs: bool = may_change(
+        False,
+        "record the compiled forward and backward passes as CUDA graphs, whose kernels need no "
+        "launch by the host; for one GPU, and windows of one length with plain positions",
     )
     parallel: ParallelSettings = may_change(ParallelSettings(), "how processes share the run")
     num_threads: int | None = may_change(

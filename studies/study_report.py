@@ -224,8 +224,8 @@ def findings(r: LossResults) -> list[str]:
     lines = [verdict(r), *details(r)]
     if r.imprecise:
         lines.append(
-            f"No verdicts because of bfloat16 rounding errors above {r.tolerance / 10:.4f} nats: "
-            f"{listed(r.imprecise)}. Evaluate with dtype=float32."
+            f"No verdicts because of rounding errors of bfloat16 or float16 above "
+            f"{r.tolerance / 10:.4f} nats: {listed(r.imprecise)}. Evaluate with dtype=float32."
         )
     few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
     if few:

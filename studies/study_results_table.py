@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from evaluation.evaluation_settings import HALF
 from evaluation.reports.diagnostic_report import attention_rows, flat_rows
 from evaluation.reports.loss_report import LossResults, position_rows
 from evaluation.reports.report import ReportedResults
@@ -163,12 +164,13 @@ def unit_values(rows: Sequence[dict], metric: str = "unit_nll") -> np.ndarray:
 
 
 def rounding(results: Sequence[VariantResult]) -> float:
-    """The largest mean difference of bfloat16 from float32 in nats, as trained or under the
-    method."""
+    """The largest mean difference of half precision from float32 in nats, as trained or under
+    the method."""
     return max(
-        abs(row.get("bfloat16_minus_float32") or 0.0)
+        abs(row.get(f"{half}_minus_float32") or 0.0)
         for each in results
         for row in each.result["cells"]
+        for half in HALF
         if row["method"] in (each.method, TRAINED)
     )
 

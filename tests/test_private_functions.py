@@ -46,6 +46,7 @@ LISTED = [
      "torch.compile has no option that makes settings constants of the graph"),
     ("training/parallel.py", "torch.distributed.distributed_c10d._get_default_store",
      "a process that fails tells the others through the store that connects them"),
+    ("training/loss_scale.py", "torch._foreach_mul_", FOREACH),
     ("training/train_state.py", "torch._foreach_add_", FOREACH),
     ("training/train_state.py", "torch._foreach_copy_", FOREACH),
     ("training/train_state.py", "torch._foreach_mul_", FOREACH),

@@ -44,6 +44,8 @@ def save(run: TrainingRun, state: TrainState, metrics: Metrics) -> None:
             "step_guard": state.guard.state(),
             "tokens": run.settings.tokens_after(state.step),
         }
+        if state.loss_scale is not None:
+            record["loss_scale"] = state.loss_scale.state()
     save_checkpoint(run.folder, state.step, tensors, record, parallel)
     with error_barrier(parallel, "save"):
         if parallel.main:

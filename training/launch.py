@@ -50,9 +50,11 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     """
     is_fsdp = requests_fsdp(environment)
     allowed = _ALLOWED | _ALLOWED_WITH_FSDP if is_fsdp else dict(_ALLOWED)
-    half = t.precision == "bfloat16" or (t.precision == "auto" and torch.cuda.is_available())
+    halves = {"bfloat16": {"bf16"}, "float16": {"fp16"}}
+    if torch.cuda.is_available():
+        halves["auto"] = {"bf16", "fp16"}
     allowed["ACCELERATE_MIXED_PRECISION"] = (
-        ("", "no", "bf16") if half else ("", "no"),
+        ("", "no", *halves.get(t.precision, ())),
         f"training.precision is {t.precision}: set it to no",
     )
     if t.parallel.sharding == "none":

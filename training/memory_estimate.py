@@ -87,7 +87,7 @@ def memory(
     else:
         # of all weights in matrix products: the embedding is in none
         copies = HALF * (blocks + model.vocab_size * s.dim)
-        needed["bfloat16 copies"] = copies if low == HALF else 0.0
+        needed["half-precision copies"] = copies if low == HALF else 0.0
         needed["buckets"] = size * p if parallel.world > 1 else 0.0
     tokens = sequences * length / context
     compiled = parallel.device_type == "cuda" if t.compile is None else t.compile

@@ -24,7 +24,7 @@ from run_directory.training_schedule import Stage
 from training.hardware import known_peak, peak_memory
 from training.micro_batches import StepBatch
 from training.setup import TrainingRun
-from training.train_state import REASONS, SPIKE, TrainState
+from training.train_state import NOT_FINITE, REASONS, SPIKE, TrainState
 
 UPLOAD_TIMEOUT = 20.0  # seconds for the last uploads to Weights & Biases
 
@@ -171,7 +171,7 @@ class Metrics:
             self._write_step(step, scalars, batch)
             if scalars["stopped"]:
                 raise TrainingError(why_stopped(self._run.folder, step, scalars))
-            if scalars["reason"] and self._file:
+            if scalars["reason"] in (NOT_FINITE, SPIKE) and self._file:
                 self._run.console.warn(
                     f"step {step} is skipped, {REASONS[int(scalars['reason'])]}: loss "
                     f"{scalars['loss']:g}, gradient norm {scalars['grad_norm']:g}; number "
@@ -189,8 +189,11 @@ class Metrics:
         self.resume_clock()
         self._seconds += self._last - begun
         values: dict[str, Any] = batch.rates | batch.facts
+        if "loss_scale" in scalars:
+            values["loss_scale"] = scalars["loss_scale"]
         if scalars["reason"]:
             values["skipped"] = REASONS[int(scalars["reason"])]
+            values["skipped_steps"] = int(scalars["count"])
         if step % self._interval == 0 or step == self._run.steps:
             rate = (self._tokens - self._measured) / max(self._seconds, 1e-9)
             values["tokens_per_second"] = rate

@@ -125,11 +125,14 @@ class Parallel(ProcessGroup):
         dtype = self.autocast_dtype
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
-    def wrap(self, model: Transformer, *, compiled: bool | None = False) -> nn.Module:
+    def wrap(
+        self, model: Transformer, *, compiled: bool | None = False, cuda_graphs: bool = False
+    ) -> nn.Module:
         """The model for training passes, whose gradients are averaged over all processes.
 
         Args:
             compiled: compile the training pass; None: on a GPU.
+            cuda_graphs: record it; see `Transformer.compile`.
 
         Sharding changes the model in place: its parameters become DTensors, so create optimizers
         afterwards, and call it on every process, also for evaluation.
@@ -138,7 +141,9 @@ class Parallel(ProcessGroup):
         model.checkpoint_blocks(checkpointing)
         if compiled is None:
             compiled = self.device.type == "cuda"
-        if compiled:  # hooks around blocks break a whole-model graph
+        if compiled and cuda_graphs:
+            model.compile(cuda_graphs=True)
+        elif compiled:  # hooks around blocks break a whole-model graph
             model.compile(by_block=self.sharded or checkpointing != "none", dynamic=True)
         if not self.sharded:
             return self._accelerator.prepare_model(model)  # DDP if there are several processes
@@ -288,9 +293,8 @@ def shard(
     """Shard weights, gradients and optimizer state over all processes, block by block (FSDP2).
 
     The parameters outside the blocks, such as positional schemes and tied embeddings, form one more
-    group, gathered for the whole pass. With bfloat16 autocast, blocks are gathered in bfloat16,
-    which halves the traffic; the residual stream, the other parameters and gradient reductions stay
-    in float32.
+    group, gathered for the whole pass. With autocast, blocks are gathered in its dtype, which
+    halves the traffic; the other parameters and gradient reductions stay in float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # a second to import
 
@@ -307,4 +311,4 @@ def shard(
 
 def autocast_type(precision: str) -> torch.dtype | None:
     """The autocast dtype; None: no autocast."""
-    return torch.bfloat16 if precision == "bfloat16" else None
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)

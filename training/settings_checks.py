@@ -72,8 +72,14 @@ def _end_of(settings: RunSettings) -> str:
 
 def check_processes(settings: RunSettings, parallel: Parallel) -> None:
     """Raise TrainingError for a batch size that is not a multiple of the number of ranks or context
-    groups, for windows that are too short for a context group, and for a sharded model whose
-    learned positional scheme changes during training, as sharded parameters cannot be replaced."""
+    groups, for windows that are too short for a context group, for a sharded model whose learned
+    positional scheme changes during training, as sharded parameters cannot be replaced, and for
+    CUDA graphs without one GPU."""
+    if settings.training.cuda_graphs and (parallel.world > 1 or parallel.device_type != "cuda"):
+        raise TrainingError(
+            f"training.cuda_graphs requires one process with a GPU, not {parallel.world} on "
+            f"{parallel.device_type}: set it to false"
+        )
     context = settings.training.parallel.context
     groups = parallel.data_world
     chunks = 2 * context if context > 1 else 1

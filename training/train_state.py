@@ -27,6 +27,7 @@ from run_directory.weights import (
     read_like,
     weights_of,
 )
+from training.loss_scale import LossScale
 from training.micro_batches import StepBatch
 from training.optimizer import Optimizer
 from training.parallel import Parallel
@@ -34,17 +35,19 @@ from training.parallel import Parallel
 # reasons to skip an update; 0: it is applied
 NOT_FINITE = 1
 SPIKE = 2
-REASONS = {NOT_FINITE: "not finite", SPIKE: "spike"}
+OVERFLOW = 3  # of scaled gradients, which has no limit
+REASONS = {NOT_FINITE: "not finite", SPIKE: "spike", OVERFLOW: "overflow"}
 # keys among the tensors of the optimizer: states of torch's generators, and what sequences carry
 GENERATOR = "generator/"
 CARRIED = "carried/"
+NO_LIMIT = 2**62
 
 
 class StepDecision(NamedTuple):
     """The decision about one step; scalars on the device."""
 
     skip: Tensor  # whether the optimizer must not apply this step
-    reason: Tensor  # 0, NOT_FINITE or SPIKE
+    reason: Tensor  # 0, NOT_FINITE, SPIKE or OVERFLOW
     count: Tensor  # steps of the run skipped for that reason so far, including this one
     stopped: Tensor  # a limit is exceeded: no further update is applied
 
@@ -65,27 +68,30 @@ class StepGuard:
         device: torch.device | str,
     ):
         self._on_spike = on_spike
-        limits = [0, on_nonfinite.limit, on_spike.limit if on_spike else 0]
+        limits = [0, on_nonfinite.limit, on_spike.limit if on_spike else 0, NO_LIMIT]
         self._limits = torch.tensor(limits, device=device)
         # by reason; the first stays 0
-        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)
+        self._skipped = torch.zeros(len(limits), dtype=torch.int64, device=device)
         window = on_spike.window if on_spike else 0
         # a ring of the losses of applied steps, and their number since the stage began
         self._losses = torch.zeros(window, dtype=torch.float64, device=device)
         self._applied = torch.zeros((), dtype=torch.int64, device=device)
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
 
-    def __call__(self, loss: Tensor, norm: Tensor) -> StepDecision:
-        """Decide about a step by its loss (mean over all ranks) and the global gradient norm."""
+    def __call__(self, loss: Tensor, norm: Tensor, overflows: Tensor | None = None) -> StepDecision:
+        """Decide about a step by its loss (mean over all ranks), the global gradient norm, and
+        whether it is not finite because of the scale of the loss."""
         broken = ~(loss.isfinite() & norm.isfinite())
         reason = broken * NOT_FINITE
+        if overflows is not None:
+            reason = torch.where(overflows, OVERFLOW, reason)
         if self._on_spike is not None:
             limit = self._losses.mean() + self._on_spike.sigmas * self._losses.std(correction=0)
             is_known = self._applied >= self._on_spike.window
             reason = reason + ((loss.double() > limit) & is_known & ~broken) * SPIKE
         # Steps after a stop are consequences of it: they are not counted.
         reason = torch.where(self._stopped, 0, reason)
-        here = torch.arange(3, device=loss.device) == reason
+        here = torch.arange(len(self._skipped), device=loss.device) == reason
         self._skipped = self._skipped + (here & (reason > 0))
         self._stopped = self._stopped | (self._skipped > self._limits).any()
         skip = (reason > 0) | self._stopped
@@ -104,7 +110,8 @@ class StepGuard:
     def state(self) -> dict:
         """The state for a checkpoint, as JSON; {} where it is that of a new guard."""
         skipped = self._skipped.tolist()
-        state: dict = {"skipped": {word: skipped[reason] for reason, word in REASONS.items()}}
+        seen = {r: word for r, word in REASONS.items() if r != OVERFLOW or skipped[r]}
+        state: dict = {"skipped": {word: skipped[reason] for reason, word in seen.items()}}
         if self._on_spike is not None:
             return state | {"losses": self._losses.tolist(), "applied": int(self._applied)}
         return state if any(skipped) else {}
@@ -177,6 +184,7 @@ class TrainState:
     Attributes:
         step: updates of the weights so far.
         forward: the model for training passes (DDP, compiled); shares its weights.
+        loss_scale: with float16; None: losses are not scaled.
         carried: what this process's sequences carry from step to step, by name, one row each; see
             `CarriedState`. None: every window starts without a state.
     """
@@ -186,6 +194,7 @@ class TrainState:
     guard: StepGuard
     ema: EMA | None
     forward: nn.Module
+    loss_scale: LossScale | None = None
     step: int = 0
     carried: dict[str, Tensor] | None = None
     _passes: list[CarriedState] = field(default_factory=list)
@@ -194,14 +203,21 @@ class TrainState:
     def create(cls, model: Transformer, settings: RunSettings, parallel: Parallel) -> "TrainState":
         """The state before the first step."""
         t = settings.training
+        model.casts_residual = t.residual_dtype == "autocast"
         # before the optimizer: it may shard weights
-        forward = parallel.wrap(model, compiled=t.compile)
+        forward = parallel.wrap(model, compiled=t.compile, cuda_graphs=t.cuda_graphs)
+        if t.cuda_graphs:
+            # Later backward passes add to these. A gradient that a recorded pass returns is in
+            # memory that the next pass overwrites.
+            for weight in model.parameters():
+                weight.grad = torch.zeros_like(weight)
         return cls(
             model=model,
             optimizer=Optimizer(model, t.optimizer),
             guard=StepGuard(t.on_nonfinite, t.on_spike, parallel.device),
             ema=EMA(model, t.ema, settings.steps) if t.ema else None,
             forward=forward,
+            loss_scale=LossScale(parallel.device) if t.precision == "float16" else None,
             carried={} if t.state == "carry" else None,
         )
 
@@ -274,4 +290,6 @@ class TrainState:
         elif self.ema is not None:
             self.ema.follow()
         self.guard.load(checkpoint.state.get("step_guard", {}))
+        if self.loss_scale is not None:
+            self.loss_scale.load(checkpoint.state.get("loss_scale", {}))
         self.step = checkpoint.step

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from evaluation.evaluation_settings import HALF
 from evaluation.reports.document import (
     NONE,
     Cell,
@@ -57,7 +58,8 @@ from evaluation.statistics.loss_table import (
 )
 
 TONES = {"held": "good", "broken": "bad"}
-NUMBERS = ("nll", "bits_per_byte", "bfloat16_minus_float32")  # of a cell of results.json
+# of a cell of results.json
+NUMBERS = ("nll", "bits_per_byte", *(f"{half}_minus_float32" for half in HALF))
 CONTEXT = "context length, tokens (log scale)"
 
 
@@ -92,7 +94,7 @@ class LossResults(ReportedResults):
         baseline_nll: NLL of the baseline with its context truncated to the trained length.
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants of models hardly better than that.
-        imprecise: variants whose bfloat16 is too far from float32 for verdicts.
+        imprecise: variants whose half precision is too far from float32 for verdicts.
         baseline: the variant that the others are compared with, at the lengths `primary`.
         per: what losses are per: token, or byte where tokenizers differ.
         missing: (variant or cell of a study, reason) and the lengths without comparable numbers.

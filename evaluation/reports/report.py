@@ -326,7 +326,7 @@ def caveats(
     errors = []
     remarks: list[str] = []
     for measurement in runs.values():
-        errors += map(abs, measurement.bfloat16_error.values())
+        errors += map(abs, measurement.rounding_error.values())
         remarks += measurement.notes
     dtype = measurement.settings.dtype
     if dtype != "float32":

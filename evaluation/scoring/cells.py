@@ -147,7 +147,7 @@ class Measurement(ABC):
         failed: cells without numbers, and why.
         values_by_role: the numbers of the cells of each role, by (method, length).
         files: of the stored cells, by "method@length".
-        bfloat16_error: mean NLL in bfloat16 minus that in float32, in nats.
+        rounding_error: mean NLL in half precision minus that in float32, in nats.
         notes: caveats.
 
     Raises EvaluationError for an illegal method, and for a length that no method supports unless
@@ -186,7 +186,7 @@ class Measurement(ABC):
         self.failed: dict[MethodAndLength, str] = {}
         self.values_by_role: dict[str, dict[MethodAndLength, Any]] = defaultdict(dict)
         self.files: dict[str, str] = {}
-        self.bfloat16_error: dict[MethodAndLength, float] = {}
+        self.rounding_error: dict[MethodAndLength, float] = {}
         self.notes: list[str] = []
         # By file, as methods with equal keys share a cell: the numbers, or why there are none, and
         # (bytes without the weights, windows per batch).

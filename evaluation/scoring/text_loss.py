@@ -10,7 +10,7 @@ import torch
 from errors import EvaluationError
 from evaluation.any_model_loss import measure_windows
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.evaluation_settings import HALF, EvaluationSettings
 from evaluation.ranks import lost_process
 from evaluation.scoring.cells import (
     Advance,
@@ -28,9 +28,9 @@ from model.devices import to_device
 from model.sharding import is_broken_link
 
 UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
-PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
+PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with half precision
 
-SAMPLE = "float32 sample"  # role of a cell for the precision of bfloat16
+SAMPLE = "float32 sample"  # role of a cell for the precision of half-precision models
 TRUNCATED = "truncated"  # role of the baseline of by-position
 REPEATED = "repeated"  # role of a cell of repeated text
 CONTROL = "control"  # role of a cell of repeated text whose earlier occurrence is replaced
@@ -121,7 +121,7 @@ class LossMeasurement(Measurement):
                 continue
             windows = plan.windows[length]
             out.append(self._cell(method, length, windows, {}))
-            if self.settings.dtype == "bfloat16":
+            if self.settings.dtype in HALF:
                 few = windows[spread(len(windows), PRECISION_SAMPLE)]
                 out.append(self._cell(method, length, few, {"sample": PRECISION_SAMPLE}, SAMPLE))
             if plan.repeats is not None:
@@ -227,7 +227,7 @@ class LossMeasurement(Measurement):
         return merge_ranks(list(parts))
 
     def run(self) -> Self:
-        """Measure; drop the screened targets, add the precision of bfloat16, the truncation and the
+        """Measure; drop the screened targets, add the precision of HALF, the truncation and the
         unigram baseline."""
         super().run()
         plan = self.plan
@@ -238,7 +238,7 @@ class LossMeasurement(Measurement):
                 of_window = np.repeat(np.arange(len(windows)), windows[:, 3])
                 here = np.isin(of_window, spread(len(windows), PRECISION_SAMPLE))
                 difference = whole[method, length][here] - exact
-                self.bfloat16_error[method, length] = float(difference.mean())
+                self.rounding_error[method, length] = float(difference.mean())
         kept = self.screening.kept
         self.nll = {where: nll[kept] for where, nll in whole.items()}
         if plan.repeats is not None:

@@ -35,7 +35,7 @@ BROKEN = "broken"
 INCONCLUSIVE = "inconclusive"
 POINTS_ONLY = "points only"
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
-PRECISION = 0.1  # share of the tolerance that bfloat16 may be off for a verdict
+PRECISION = 0.1  # share of the tolerance that half precision may be off for a verdict
 _POSITION = TypeAdapter(AnyPosition)
 
 
@@ -344,8 +344,9 @@ def losses_of(measurement: LossMeasurement, label: str) -> VariantLosses:
             nll[length] = measurement.nll[cell]
             bits = bits_per_byte(nll[length], measurement.n_bytes)
             more[length] = {} if bits is None else {"bits_per_byte": bits}
-            if cell in measurement.bfloat16_error:
-                more[length]["bfloat16_minus_float32"] = measurement.bfloat16_error[cell]
+            if cell in measurement.rounding_error:
+                half = f"{measurement.settings.dtype}_minus_float32"
+                more[length][half] = measurement.rounding_error[cell]
     return VariantLosses(
         nll=nll,
         baseline_nll=measurement.baseline_nll,
@@ -369,13 +370,14 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
 def _judged_methods(measurement: LossMeasurement) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
     allowed = PRECISION * measurement.settings.tolerance
+    dtype = measurement.settings.dtype
     worst: dict[str, float] = {}
-    for (label, _), difference in measurement.bfloat16_error.items():
+    for (label, _), difference in measurement.rounding_error.items():
         worst[label] = max(worst.get(label, 0.0), abs(difference))
     labels = [method.label for method in measurement.methods if not method.truncates]
     bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
     notes = [
-        f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from "
+        f"{label}: no verdict: {dtype} differs by {worst[label]:.4f} nats on average from "
         f"float32 (allowed: {allowed:.4f}); use dtype=float32"
         for label in bad
     ]

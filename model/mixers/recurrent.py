@@ -173,7 +173,8 @@ class Recurrent(Mixer):
             projected = self.convolution(state.extend(projected, count), context.document_order)
         q, k, v = projected.split(self.sizes, dim=-1)
         with no_autocast(x):
-            inputs = self.inputs(x, q, k, v, step)
+            # the residual stream and the weights may differ in dtype
+            inputs = self.inputs(x.to(self.wq.weight.dtype), q, k, v, step)
             out = recurrent_outputs(inputs, state, self.mixer.chunk, v.dtype)
             if self.mixer.skip:
                 out = out + self.skip[:, None, None] * inputs.v

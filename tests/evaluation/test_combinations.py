@@ -195,7 +195,7 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
                 here = np.isin(of_window[kept], few)
                 if kept.all():
                     error = (nll - want[kept])[here].mean()
-                    assert result.bfloat16_error[method.label, length] == pytest.approx(
+                    assert result.rounding_error[method.label, length] == pytest.approx(
                         error, abs=1e-4
                     )
             if row["protocol"] == "by-position" and baseline is None:

@@ -42,13 +42,16 @@ def batches(layout: str, length: int) -> list[TokenPositions]:
     ]
 
 
-def train(case: str, layout: str, by_block: bool, layers: int = 2) -> list[int]:
+def train(
+    case: str, layout: str, by_block: bool, layers: int = 2, narrow: bool = False
+) -> list[int]:
     """The number of graphs after each step."""
     net = gpu_model(case, layers=layers)
     length = reach_of(net)
     if layout == "skipped" and net.limit is not None:
         pytest.skip("positions end with the table")
     net.train()
+    net.casts_residual = narrow
     counter = CompileCounter()
     net.compile(by_block=by_block, fullgraph=True, dynamic=True, backend=counter)
     counts = []
@@ -68,6 +71,12 @@ def test_training_in_bfloat16_with_differences_of_sums_does_not_run_flex(monkeyp
     monkeypatch.delitem(kernels.KERNELS, "flex")
     with torch.autocast("cpu", torch.bfloat16):
         assert train("fox", "plain", by_block=False, layers=1) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_graphs_of_a_narrow_residual_stream(dtype):
+    with torch.autocast("cpu", dtype):
+        assert train("rope", "plain", by_block=False, layers=1, narrow=True) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("case", ["alibi", "rope-window"])

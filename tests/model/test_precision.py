@@ -6,7 +6,20 @@ import math
 import pytest
 import torch
 
-from tests.model.zoo import D, T, build, close, every_case, ids, reach_of, shifted
+from model.block import RMSNorm
+from tests.model.zoo import (
+    CASES,
+    MIXER_CASES,
+    D,
+    T,
+    build,
+    close,
+    each_mechanism,
+    every_case,
+    ids,
+    reach_of,
+    shifted,
+)
 
 FAR = 1_000_000
 
@@ -63,3 +76,36 @@ def test_autocast_loss_is_float32_and_close(case):
     close(loss.detach(), exact.detach(), atol=0.3)
     loss.mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@each_mechanism([*CASES, *MIXER_CASES])
+def test_residual_stream_has_the_dtype_of_autocast(case):
+    model = build(case, dtype=torch.float32).train()
+    model.casts_residual = True
+    dtypes = set()
+    for block in model.layers:
+        block.register_forward_hook(lambda block, args, x: dtypes.add((args[0].dtype, x.dtype)))
+    length = min(9, reach_of(model))
+    tokens = ids(2, length)
+    exact = model(tokens, targets=tokens.flip(1)).mean()
+    assert dtypes == {(torch.float32, torch.float32)}
+    dtypes.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        nll = model(tokens, targets=tokens.flip(1))
+    nll.mean().backward()
+    assert dtypes == {(torch.bfloat16, torch.bfloat16)}
+    assert nll.dtype == torch.float32
+    assert nll.mean().item() == pytest.approx(exact.item(), abs=0.1)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_norm_of_a_narrow_stream_is_computed_in_float32():
+    """The weights are halfway between two numbers of bfloat16."""
+    norm = RMSNorm(512)
+    torch.nn.init.constant_(norm.weight, 1 + 2.0**-8)
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wide = x.double()
+    exact = wide * (wide.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
+    exact *= 1 + 2.0**-8
+    assert norm(x).dtype == torch.bfloat16
+    assert (norm(x) == exact.bfloat16()).double().mean() > 0.99

@@ -37,7 +37,7 @@ def test_choice_depends_on_the_instructions_and_the_width(hardware):
     assert [auto_precision(load(), CPU), auto_precision(narrow, CPU)] == ["bfloat16", "float32"]
     assert [auto_precision(load(), GPU), auto_precision(narrow, GPU)] == ["bfloat16"] * 2
     hardware(amx_bf16=True)
-    assert [auto_precision(load(), place) for place in (CPU, GPU)] == ["bfloat16", "float32"]
+    assert [auto_precision(load(), place) for place in (CPU, GPU)] == ["bfloat16", "float16"]
     hardware(avx512_f=True, amx_int8=True)
     assert auto_precision(load(), CPU) == "float32"
 

@@ -9,7 +9,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from errors import TrainingError
+from errors import ModelError, TrainingError
 from model import find_device
 from run_directory.training_settings import TrainingSettings
 from tests.files import ROOT
@@ -105,3 +105,9 @@ def test_each_local_process_has_a_gpu_of_its_own(name, gpus, local_rank, expecte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr("model.devices.torch.empty", lambda size, device: None)
     assert find_device(name, local_rank) == torch.device(expected)
+
+
+def test_a_device_without_float64_is_refused(monkeypatch):
+    monkeypatch.setattr("model.devices.torch.empty", lambda size, device: None)
+    with pytest.raises(ModelError, match=r"mps .* float64"):
+        find_device("mps")

@@ -53,6 +53,7 @@ TINY = [
 ]
 SHARDED = "training.parallel.sharding=full"
 CONTEXT = "training.parallel.context=2"
+NARROW = "training.residual_dtype=autocast"
 RECOMPUTED = "training.parallel.activation_checkpointing=true"
 ONE_EACH = "training.micro_batch_size=1"
 PLAIN = "data.packing=concat"
@@ -262,6 +263,8 @@ def halves(prepared, tmp_path_factory, whole_models):
         return results | {
             "compiled": history(compiled, prepared, prepare=by_block),
             "bfloat16": in_bfloat16([SHARDED, RECOMPUTED], prepared),
+            "narrow": in_bfloat16([SHARDED, RECOMPUTED, NARROW], prepared),
+            "narrow context": in_bfloat16([CONTEXT, PLAIN, NARROW], prepared),
             "resumed": resumed(fire, prepared, root / "fire"),
             "resumed from one": resumed(fire, prepared, whole_models[0] / "fire"),
             "resumed by all": resumed(SCHEMES["fire"], prepared, root / "fire"),
@@ -297,6 +300,19 @@ def test_sharded_gathers_are_bfloat16_and_parameters_float32(halves, prepared):
         assert rank["in pass"] == ["torch.bfloat16 torch.float32"]
         assert rank["at rest"] == whole["at rest"] == ["torch.float32"]
         assert farthest(rank["curve"], whole["curve"]) < 2e-2
+
+
+def test_residual_stream_of_bfloat16_is_equal_on_ranks(halves, prepared):
+    for case, overrides, weights in (
+        ("narrow", [NARROW], "torch.bfloat16"),
+        ("narrow context", [NARROW, PLAIN], "torch.float32"),
+    ):
+        whole = in_bfloat16(overrides, prepared)
+        assert whole["in pass"] == ["torch.float32 torch.bfloat16"]
+        for rank in (rank[case] for rank in halves[1]):
+            assert rank["in pass"] == [f"{weights} torch.bfloat16"]
+            assert rank["at rest"] == ["torch.float32"]
+            assert farthest(rank["curve"], whole["curve"]) < 2e-2
 
 
 def test_sharded_checkpoint_resumes_at_other_world_sizes(whole_models, halves, prepared):

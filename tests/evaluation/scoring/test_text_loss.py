@@ -161,8 +161,8 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
         return do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], **settings)
 
     result = evaluated()
-    assert set(result.bfloat16_error) == {cell for cell in CELLS if cell[0] in ("trained", "yarn")}
-    worst = max(abs(difference) for difference in result.bfloat16_error.values())
+    assert set(result.rounding_error) == {cell for cell in CELLS if cell[0] in ("trained", "yarn")}
+    worst = max(abs(difference) for difference in result.rounding_error.values())
     assert worst > 0
     # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
     assert any("no verdict" in note for note in analyze({"run": evaluated(tolerance=worst)}).notes)
