@@ -145,7 +145,9 @@ class _Source:
     """The source of a module.
 
     Attributes:
-        definitions: top-level functions, classes and assignments by name.
+        definitions: top-level functions, classes and assignments by name, and what registers
+            something with them, such as `@kernel.register_fake`, under names of their own.
+        registered: the names of what is registered with a definition.
         imports: imported names: (module, name in it), or (module, None) of a whole module.
     """
 
@@ -154,6 +156,7 @@ class _Source:
         text = inspect.getsource(self.module)
         self.lines = text.splitlines()
         self.definitions: dict[str, ast.stmt] = {}
+        self.registered: dict[str, list[str]] = {}
         self.imports: dict[str, tuple[str, str | None]] = {}
         for node in ast.parse(text).body:
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -168,6 +171,10 @@ class _Source:
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     self.imports[alias.asname or alias.name.split(".")[0]] = (alias.name, None)
+            elif (target := _registered_with(node)) in self.definitions:
+                name = f"{target}, line {node.lineno}"
+                self.definitions[name] = node
+                self.registered.setdefault(target, []).append(name)
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                 self.definitions[node.name] = self._without_validators(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -179,7 +186,7 @@ class _Source:
     of = staticmethod(cache(lambda module: _Source(module)))
 
     def _is_settings(self, name: str) -> bool:
-        value = getattr(self.module, name)
+        value = getattr(self.module, name, None)
         return isinstance(value, type) and issubclass(value, StrictSettings)
 
     def _without_validators(self, node: ast.FunctionDef | ast.ClassDef) -> ast.stmt:
@@ -219,6 +226,7 @@ def _reachable(
             continue
         if name in owner.definitions:
             kept[module, name] = None
+            needed += [(module, other) for other in owner.registered.get(name, ())]
             if name in registries:
                 for pair in registries[name].values():
                     needed += [(part.__module__, part.__name__) for part in pair]
@@ -236,6 +244,17 @@ def _reachable(
                 alias = "" if name == original else f" as {name}"
                 imports[name] = f"from {source_module} import {original}{alias}"
     return kept, imports
+
+
+def _registered_with(node: ast.stmt) -> str:
+    """The name of the definition that a statement registers something with: `kernel` of
+    `kernel.register_autograd(...)` and of `@kernel.register_fake`; "" for none."""
+    calls = [node.value] if isinstance(node, ast.Expr) else getattr(node, "decorator_list", [])
+    for call in calls:
+        function = call.func if isinstance(call, ast.Call) else call
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            return function.value.id
+    return ""
 
 
 def _references(node: ast.AST) -> Iterator[str]:

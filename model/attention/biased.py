@@ -80,7 +80,7 @@ def biased_attention(
 
 
 @biased_attention.register_fake
-def _(q, k, v, table, sums, scale):
+def _fake_biased_attention(q, k, v, table, sums, scale):
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=mask_dtype(q))
 
 
@@ -241,19 +241,19 @@ def sum_diagonals(x: Tensor, buffers: dict[torch.Size, Tensor]) -> Tensor:
 
 
 @biased_attention_backward.register_fake
-def _(grad, q, k, v, out, logs, table, sums, scale, with_table):
+def _fake_biased_attention_backward(grad, q, k, v, out, logs, table, sums, scale, with_table):
     of_sums = table.new_empty((0,) if sums is None else sums.shape, dtype=torch.float64)
     empty = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, table)]
     return (*empty, of_sums)
 
 
-def _save(ctx, inputs, output) -> None:
+def _save_biased_inputs(ctx, inputs, output) -> None:
     q, k, v, table, sums, scale = inputs
     ctx.save_for_backward(q, k, v, *output, table, sums)
     ctx.scale = scale
 
 
-def _backward(ctx, grad: Tensor, _: Tensor):
+def _biased_backward(ctx, grad: Tensor, _: Tensor):
     *saved, sums = ctx.saved_tensors
     *gradients, of_sums = biased_attention_backward(
         grad.contiguous(),
@@ -265,4 +265,4 @@ def _backward(ctx, grad: Tensor, _: Tensor):
     return *gradients, None if sums is None else of_sums, None
 
 
-biased_attention.register_autograd(_backward, setup_context=_save)
+biased_attention.register_autograd(_biased_backward, setup_context=_save_biased_inputs)

@@ -194,7 +194,7 @@ def with_table_gradient(
 
 
 @with_table_gradient.register_fake
-def _(out, log, q, k, v, table, document, scale, window):
+def _fake_with_table_gradient(out, log, q, k, v, table, document, scale, window):
     return torch.empty_like(out)
 
 
@@ -354,7 +354,7 @@ def table_gradient(
 
 
 @table_gradient.register_fake
-def _(grad, out, log, q, k, v, table, document, scale, window):
+def _fake_table_gradient(grad, out, log, q, k, v, table, document, scale, window):
     return table.new_empty(table.shape, dtype=mask_dtype(q))
 
 
@@ -400,16 +400,16 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return flat.unflatten(0, x.shape[:3])
 
 
-def _save(ctx, inputs, output) -> None:
+def _save_table_inputs(ctx, inputs, output) -> None:
     *tensors, scale, window = inputs
     ctx.save_for_backward(*tensors)
     ctx.sizes = scale, window
 
 
-def _backward(ctx, grad: Tensor):
+def _table_backward(ctx, grad: Tensor):
     of_table = table_gradient(grad.contiguous(), *ctx.saved_tensors, *ctx.sizes)
     table = ctx.saved_tensors[5]
     return grad, None, None, None, None, of_table.to(table.dtype), None, None, None
 
 
-with_table_gradient.register_autograd(_backward, setup_context=_save)
+with_table_gradient.register_autograd(_table_backward, setup_context=_save_table_inputs)

@@ -210,7 +210,7 @@ def test_learned_table_is_used_to_its_end():
     assert rows(model, [prompt], tokens=6, positions=[range(13)]) == plain
     with pytest.raises(ModelError, match="13 positions"):
         Generation(model, [prompt], 6, positions=[range(1, 14)])
-    with pytest.raises(ModelError, match="prompt of 7 .*7 new.*13 positions.*at most 6"):
+    with pytest.raises(ModelError, match=r"prompt of 7 .*7 new.*13 positions.*at most 6"):
         Generation(model, [prompt], 7)
     with pytest.raises(ModelError, match="shorten the prompt"):
         Generation(model, [[1] * 13], 1)

@@ -263,7 +263,7 @@ def with_fire_gradient(
 
 
 @with_fire_gradient.register_fake
-def _(out, *more):
+def _fake_with_fire_gradient(out, *more):
     return torch.empty_like(out)
 
 
@@ -314,19 +314,21 @@ def fire_gradient(
 
 
 @fire_gradient.register_fake
-def _(grad, out, log, q, k, v, near, far, inner, bias, outer, document, scale, window):
+def _fake_fire_gradient(
+    grad, out, log, q, k, v, near, far, inner, bias, outer, document, scale, window
+):
     return tuple(torch.empty_like(x) for x in (near, far, inner, bias, outer))
 
 
-def _save(ctx, inputs, output) -> None:
+def _save_fire_inputs(ctx, inputs, output) -> None:
     *tensors, scale, window = inputs
     ctx.save_for_backward(*tensors)
     ctx.sizes = scale, window
 
 
-def _backward(ctx, grad: Tensor):
+def _fire_backward(ctx, grad: Tensor):
     gradients = fire_gradient(grad.contiguous(), *ctx.saved_tensors, *ctx.sizes)
     return grad, None, None, None, None, *gradients, None, None, None
 
 
-with_fire_gradient.register_autograd(_backward, setup_context=_save)
+with_fire_gradient.register_autograd(_fire_backward, setup_context=_save_fire_inputs)

@@ -111,6 +111,13 @@ def test_the_generated_file_imports_only_installed_packages():
     assert not {"Rope", "T5", "LinearAttention", "YaRNScaling", "SettingsFile"} & classes
 
 
+def test_gradients_registered_with_an_operation_are_copied():
+    source = generated.source(settings_of(CASES["t5"]))
+    for name in ("biased_attention", "with_table_gradient"):
+        assert source.count(f"@{name}.register_fake") == 1
+        assert source.count(f"{name}.register_autograd(") == 1
+
+
 def test_names_are_unique_in_the_model_code():
     """A model may combine any schemes: their definitions share one file."""
     kinds = {name: {"position": {"name": name}} for name in SCHEMES}
