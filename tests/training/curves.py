@@ -67,12 +67,18 @@ class Training:
 def afresh(work: Callable):
     """What `work()` gives in a process that has shared and compiled nothing yet, or has parted."""
     torch._dynamo.reset()  # the number of graphs of one function is limited
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    result = work()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    return result
+
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    forget()
+    try:
+        return work()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        forget()  # other tests of this process have no group
 
 
 def shared(world: int, work: Callable, seconds: float = 240) -> list:
