@@ -19,7 +19,8 @@ BATCH = 48  # per token: int64 tokens and targets of this batch, the next, and o
 
 
 class MemoryEstimate:
-    """Memory of a run on each device. Every process must make it.
+    """Memory of a run on each device. It gathers the free memory of all devices: every process must
+    construct it.
 
     Attributes:
         model: of the run, on the meta device.

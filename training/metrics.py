@@ -24,7 +24,8 @@ from run_directory.training_schedule import Stage
 from training.hardware import known_peak, peak_memory
 from training.micro_batches import StepBatch
 from training.setup import TrainingRun
-from training.train_state import NOT_FINITE, REASONS, SPIKE, TrainState
+from training.step_guard import NOT_FINITE, REASONS, SPIKE
+from training.train_state import TrainState
 
 UPLOAD_TIMEOUT = 20.0  # seconds for the last uploads to Weights & Biases
 

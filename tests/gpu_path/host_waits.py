@@ -38,8 +38,9 @@ from tests.model.zoo import ids, packed, reach_of
 from train import train_step
 from training.micro_batches import StepBatch, micro_batches
 from training.optimizer import Optimizer
+from training.step_guard import StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import StepGuard, TrainState
+from training.train_state import TrainState
 
 ROWS = 4
 

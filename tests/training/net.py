@@ -9,7 +9,8 @@ from run_directory.checkpoints import Checkpoint, save_checkpoint
 from run_directory.process_group import ALONE
 from run_directory.training_settings import AdamWSettings, StopOnNonFinite
 from training.optimizer import Optimizer
-from training.train_state import StepGuard, TrainState
+from training.step_guard import StepGuard
+from training.train_state import TrainState
 
 APPLY = torch.tensor(False)
 SKIP = torch.tensor(True)

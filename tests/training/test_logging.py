@@ -22,7 +22,7 @@ from settings.load import load_settings
 from settings.script import run_main
 from tests.training.net import Net, RecordingConsole
 from training.metrics import MetricsFile, ProgressLines, WandbLog, why_stopped
-from training.train_state import NOT_FINITE, SPIKE
+from training.step_guard import NOT_FINITE, SPIKE
 
 
 def write(file, start, *steps, **values):

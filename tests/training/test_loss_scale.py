@@ -17,7 +17,7 @@ from tests.training.tiny import cut, files_of, lines, trained
 from training import loss_scale
 from training.loss_scale import LossScale
 from training.optimizer import Optimizer
-from training.train_state import NOT_FINITE, OVERFLOW, StepGuard
+from training.step_guard import NOT_FINITE, OVERFLOW, StepGuard
 
 __all__ = ["prepared"]  # a fixture
 FLOAT16 = [*SMALL, "training.precision=float16"]

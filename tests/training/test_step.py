@@ -21,7 +21,8 @@ from run_directory.training_settings import (
 )
 from tests.training.net import APPLY, SKIP, Net, save, state_of
 from training.optimizer import Optimizer
-from training.train_state import EMA, NOT_FINITE, SPIKE, StepGuard
+from training.step_guard import NOT_FINITE, SPIKE, StepGuard
+from training.train_state import EMA
 
 NAN = math.nan
 

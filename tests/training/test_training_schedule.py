@@ -19,7 +19,8 @@ from tests.training.conftest import REFUSED
 from training.micro_batches import StepBatch, step_batches
 from training.optimizer import Optimizer
 from training.settings_checks import check_model
-from training.train_state import StepGuard, TrainState
+from training.step_guard import StepGuard
+from training.train_state import TrainState
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [
