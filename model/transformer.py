@@ -185,6 +185,7 @@ class Transformer(nn.Module):
         if settings == self.settings:
             return
         check_override(self.settings, settings)
+        self.recordings.clear()  # those of other schemes are never used again
         kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)

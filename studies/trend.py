@@ -30,6 +30,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import StudyError
 from evaluation.any_model_loss import ratio
 from evaluation.evaluation_settings import tokens_of
@@ -169,7 +170,8 @@ class RungEffect:
         length: trained length in tokens.
         seeds: (S,) the effect of each seed.
         mean: over seeds and targets.
-        error: standard error of `mean` from the units.
+        residuals: by unit, its part of the deviation of `mean`: targets · (value − mean) over all
+            targets, for the mean over seeds.
     """
 
     rung: str
@@ -177,8 +179,7 @@ class RungEffect:
     length: int
     seeds: np.ndarray
     mean: float
-    error: float
-    units: int
+    residuals: pd.Series
 
 
 def rungs_of(rows: pd.DataFrame) -> list[RungEffect]:
@@ -189,11 +190,20 @@ def rungs_of(rows: pd.DataFrame) -> list[RungEffect]:
         targets = own.groupby("unit")["targets"].agg("first")
         counts = np.asarray(targets.loc[values.columns])
         matrix = values.to_numpy()  # (S, D)
-        mean, error = ratio(matrix.mean(axis=0) * counts, counts)
-        seeds = seed_means(matrix, counts)
+        of_units = matrix.mean(axis=0)
+        mean, _ = ratio(of_units * counts, counts)
+        deviations = counts * (of_units - mean) / counts.sum()
         first = own.iloc[0]
-        size = (int(first.parameters), int(first.length))
-        rungs.append(RungEffect(str(label), *size, seeds, mean, error, len(counts)))
+        rungs.append(
+            RungEffect(
+                str(label),
+                int(first.parameters),
+                int(first.length),
+                seed_means(matrix, counts),
+                mean,
+                pd.Series(deviations, index=values.columns),
+            )
+        )
     return rungs
 
 
@@ -237,35 +247,38 @@ class Trend:
         return self.contrast(last - first)
 
     def predict(self, parameters: int, length: int, seeds: int) -> Estimate:
-        """The effect on a rung that was not measured, with as many seeds and the mean standard
-        error of the others."""
-        error = float(np.mean([rung.error for rung in self.rungs]))
+        """The effect on a rung that was not measured, with as many seeds, on the same units."""
         weights = self.weights(math.log10(parameters), math.log2(length))
-        units = self.rungs[-1].units
-        own = [(self._pooled[0] / seeds, self._pooled[1]), (error**2, units - 1)]
-        return self.contrast(weights, own)
+        return self.contrast(weights, 1 / seeds)
 
     def interval_of(self, rung: RungEffect) -> Estimate:
         """The effect on one rung."""
         return self.contrast(np.array([float(each is rung) for each in self.rungs]))
 
-    def contrast(self, weights: np.ndarray, more: Sequence[tuple[float, int]] = ()) -> Estimate:
-        """The sum of the effects of the rungs times `weights`.
+    def contrast(self, weights: np.ndarray, pooled: float = 0.0) -> Estimate:
+        """The sum of the effects of the rungs times `weights`. Rungs on the same units deviate
+        together; rungs with fewer than 3 seeds have the variance of the seeds of all rungs.
 
         Args:
-            more: further variances and their degrees of freedom.
+            pooled: factor of a further such variance.
         """
-        parts = [*more]
+        value = float(weights @ [rung.mean for rung in self.rungs])
+        parts = []
         for weight, rung in zip(weights, self.rungs, strict=True):
             seeds = len(rung.seeds)
-            variance, df = float(rung.seeds.var(ddof=1)), seeds - 1
             if seeds < CLAIM_SEEDS:
-                variance, df = self._pooled
-            parts += [
-                (weight**2 * variance / seeds, df),
-                (weight**2 * rung.error**2, rung.units - 1),
-            ]
-        value = float(weights @ [rung.mean for rung in self.rungs])
+                pooled += weight**2 / seeds
+            else:
+                parts.append((weight**2 * float(rung.seeds.var(ddof=1)) / seeds, seeds - 1))
+        if pooled:
+            variance, df = self._pooled
+            parts.append((pooled * variance, df))
+        deviations = [w * rung.residuals for w, rung in zip(weights, self.rungs, strict=True) if w]
+        of_units = pd.concat(deviations).groupby(level=0).agg("sum").to_numpy()
+        units = min(len(each) for each in deviations)
+        if units < POINTS_ONLY_BELOW or any(df == 0 for _, df in parts):
+            return Estimate(value, math.nan, math.nan)
+        parts.append((units / (units - 1) * float((of_units**2).sum()), units - 1))
         half = half_width_of_sum(parts, ALPHA)
         return Estimate(value, value - half, value + half)
 
@@ -274,13 +287,13 @@ class Trend:
         """Variance of the effects of seeds within rungs, and its degrees of freedom."""
         squares = sum(float(rung.seeds.var()) * len(rung.seeds) for rung in self.rungs)
         df = sum(len(rung.seeds) - 1 for rung in self.rungs)
-        return squares / df, df
+        return squares / max(df, 1), df
 
     @property
     def word(self) -> str:
         """See the module."""
         first, last = map(self.at, self.ends)
-        change = self.change
+        change = self.change  # NaN, and so not resolved, where there are too few units or seeds
         if -self.delta < change.low and change.high < self.delta:
             return STEADY
         shown = all(each.low > 0 or each.high < 0 for each in (first, last))

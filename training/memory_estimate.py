@@ -92,9 +92,11 @@ def memory(
         needed["buckets"] = size * p if parallel.world > 1 else 0.0
     tokens = sequences * length / context
     compiled = parallel.device_type == "cuda" if t.compile is None else t.compile
-    stored = tokens * activations(model, length, checkpointing, size, low, compiled)
+    stream = low if t.residual_dtype == "autocast" else size
+    stored = tokens * activations(model, length, checkpointing, size, low, compiled, stream)
     needed["activations"] = stored
-    if windows_of_a_step(settings) <= sequences * parallel.data_world:
+    has_parts = windows_of_a_step(settings) > sequences * parallel.data_world
+    if not has_parts and not t.cuda_graphs:
         # Without accumulation, gradients take the place of activations.
         needed["gradients"] = max(0.0, state - stored)
     if context > 1:
@@ -120,6 +122,7 @@ def activations(
     size: int,
     low: int,
     compiled: bool = False,
+    stream: int | None = None,
 ) -> float:
     """Bytes per token saved for the backward pass.
 
@@ -132,8 +135,10 @@ def activations(
 
     Args:
         size, low: bytes of a number outside and inside of autocast.
+        stream: bytes of a number of the residual stream; None: `size`.
     """
     s = model.settings
+    stream = stream or size
     whole = []
     stored = 0.0
     for block in model.layers:
@@ -141,9 +146,9 @@ def activations(
         norms = 4 if block.norm_placement == "both" else 2
         inner = norms * s.dim + mixer.saved_numbers(length) + (3 if compiled else 4) * s.ffn_dim
         inner += sum(2 * len(canon.convolution.weight) for canon in block.canons.values())
-        outer = (1 if compiled else 2) * norms * s.dim + mixer.heads + norms
-        whole.append(outer * size + inner * low)
-        stored += s.dim * size
+        outer = (1 if compiled else 2) * norms * s.dim * stream + (mixer.heads + norms) * size
+        whole.append(outer + inner * low)
+        stored += s.dim * stream
         if checkpointing == "selective":
             products = 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim
             stored += (products + 2 * s.dim + 2 * s.ffn_dim) * low + mixer.heads * size

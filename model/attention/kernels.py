@@ -255,6 +255,14 @@ def column_count(heads: int, groups: int) -> int:
     return PARTS * (heads // groups) + 1
 
 
+def rounded_to_bfloat16(x: Tensor) -> Tensor:
+    """x (float32 or float64) rounded to the numbers of bfloat16, in float32. Inductor leaves out
+    `.to(torch.bfloat16)` inside a kernel on a GPU, but not these operations on bits."""
+    bits = x.detach().float().view(torch.int32)
+    nearest_even = 0x7FFF + ((bits >> 16) & 1)
+    return ((bits + nearest_even) & -0x10000).view(torch.float32)
+
+
 def with_columns(q: Tensor, k: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """q (B, H, T, ·) and k (B, G, T, ·) with columns that add c_i − c_j to q·k, padded to a
     multiple of 8, for c (B, H, T) in float64.
@@ -277,7 +285,7 @@ def with_columns(q: Tensor, k: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     parts = []
     for _ in range(PARTS if q.dtype == torch.bfloat16 else 1):
         parts.append(rest.to(q.dtype))
-        rest = (rest - parts[-1]).detach()
+        rest = (rest - rounded_to_bfloat16(rest)).detach()
     of_keys = torch.stack(parts).unflatten(2, (groups, share))  # (parts, B, G, share, T)
     of_keys = of_keys.permute(1, 2, 4, 0, 3).flatten(3)  # (B, G, T, parts·share)
     own = torch.eye(share, dtype=q.dtype, device=q.device).repeat(groups, len(parts))

@@ -33,10 +33,10 @@ from model.transformer import TokenChunk, Transformer
 BUCKET = 256  # slots are rounded up to a multiple of this, or of an eighth to a sixteenth of them
 EMPTY = -2  # document of a slot without a key; −1 is padding
 LEAST_PASSES = 4  # recording costs as much as three passes
-KEPT = 2  # recordings of a model: of full batches, and of a last one with fewer rows
-# Passes of a recording after which its operations are compiled. That saves about half a millisecond
-# per pass and takes several seconds.
-COMPILED_PASSES = 1 << 14
+KEPT = 2  # recordings of a model, the older ones only while a decoder uses them
+# Passes of a recording after which its operations are compiled. Never, until it is known from a GPU
+# what that saves: it takes several seconds, and rounds differently from then on.
+COMPILED_PASSES = math.inf
 
 
 def rounded(count: int) -> int:
@@ -411,6 +411,9 @@ class StaticDecoder:
         others = list(model.recordings)
         kept = next((x for x in others if x.key == key and x.user() is None), None)
         if kept is None:
+            # Buffers that no decoder uses make room for the new ones.
+            others = [x for x in others if x.user() is not None]
+            model.recordings[:] = others
             self._packed = PackedModel(model)
             static = StaticCache(source, indices, model.settings.layer_kinds)
             kept = Recording(key, self._packed.blocks, inputs, static)

@@ -193,7 +193,7 @@ def test_recordings_are_found_by_shape_and_die_with_the_model():
         del decode
     assert kept[0] is kept[1]
     assert len(set(kept)) == 3
-    assert model.recordings == [kept[3], kept[2]]
+    assert model.recordings == [kept[3]]  # the others made room
     assert copy.deepcopy(model).recordings == []
     alive = weakref.ref(model)
     gc.disable()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model import TokenPositions
 from model.attention.biased import NAMESPACE
-from model.attention.kernels import attend, choose, with_columns
+from model.attention.kernels import attend, choose, rounded_to_bfloat16, with_columns
 from model.attention.mask import (
     SOFTMAX,
     AttentionMask,
@@ -186,6 +186,15 @@ def test_columns_match_reference(groups):
     views = [AttentionView(q, k, mask)]
     slow = attend(views, v, SCALE, "dense")
     check_gradients(attend(views, v, SCALE, "columns"), slow, [q, k, v, sums])
+
+
+def test_rounding_by_bits_is_that_of_bfloat16():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100_000, generator=generator) * 2.0 ** torch.arange(-20, 20, 0.0004)[:100_000]
+    ties = (x.view(torch.int32) & -0x10000 | 0x8000).view(torch.float32)
+    for each in (x, ties, -ties, torch.zeros(3)):
+        assert rounded_to_bfloat16(each).equal(each.to(torch.bfloat16).float())
+        assert rounded_to_bfloat16(each.double()).equal(each.to(torch.bfloat16).float())
 
 
 @pytest.mark.parametrize("gate", [0.7, 20.0])

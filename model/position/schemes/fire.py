@@ -19,7 +19,7 @@ from model.position.interface import (
     PositionalScheme,
     SharableSettings,
 )
-from model.position.pairwise import two_layers, two_layers_gradient
+from model.position.pairwise import pair_blocks, two_layers, two_layers_gradient
 from settings.fields import setting
 
 COPIES = 32  # threads of a warp
@@ -299,7 +299,14 @@ def fire_gradient(
             divisor = fars[part.queries, :, None]
             x = logits.tile(nears, part)[0] / divisor  # (m, b, b)
             weights = (x.view(1, -1), inner, bias, outer)
-            f = two_layers(*weights).view(-1, *x.shape).transpose(0, 1)  # (m, H, b, b)
+            by_head = torch.cat(
+                [
+                    two_layers(weights[0][:, own], inner, bias, outer)
+                    for own in pair_blocks(weights[0])
+                ],
+                dim=1,
+            )
+            f = by_head.view(-1, *x.shape).transpose(0, 1)  # (m, H, b, b)
             by_pair = logits.of(part, f + logits.tile(hidden, part), by_block=True)
             of_x, *more = two_layers_gradient(*weights, by_pair.transpose(0, 1).flatten(1))
             for total, gradient in zip(of_weights, more, strict=True):
