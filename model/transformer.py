@@ -463,7 +463,10 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, chunks: list[TokenChunk]) -> Tensor:
         """Embeddings (B, T, C) of the tokens of all chunks, with positions."""
-        parts = self.embed_tokens(tokens).split([chunk.positions.count for chunk in chunks], dim=1)
+        x = self.embed_tokens(tokens)
+        if len(chunks) == 1:  # not a view: blocks that compile alone share one graph
+            return self.embed_chunk(x, chunks[0])
+        parts = x.split([chunk.positions.count for chunk in chunks], dim=1)
         return joined([self.embed_chunk(*each) for each in zip(parts, chunks, strict=True)], 1)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:

@@ -106,6 +106,4 @@ def test_masks_capture_no_difference_of_sizes(case):
 @pytest.mark.parametrize("layout", ["plain", "packed", "skipped"])
 @pytest.mark.parametrize("case", SCHEMES)
 def test_training_graphs_of_every_scheme_are_not_recompiled(case, layout, by_block):
-    # The blocks of FIRE do not share their graph, for a reason that is not known: each compiles once.
-    graphs = 2 if case == "fire" and by_block else 1
-    assert train(case, layout, by_block) == [graphs] * 3
+    assert train(case, layout, by_block) == [1, 1, 1]
