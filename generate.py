@@ -142,6 +142,11 @@ def parser_of(usage: str | None) -> SettingsParser:
         help="disable the KV cache (slow, for comparison)",
     )
     add(
+        "--compile",
+        action="store_true",
+        help="compile the passes after the prompt on a GPU: takes seconds, for long texts",
+    )
+    add(
         "--device",
         default="auto",
         help="cpu, cuda, cuda:1, ... (auto: a GPU if available)",
@@ -288,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
                 items=generated(loaded.settings.data),
                 batch_size=args.batch,
                 cache=not args.no_cache,
+                is_compiled=args.compile,
             ):
                 writer.update()
                 check()

@@ -49,6 +49,8 @@ class Generation:
         vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which
             is never sampled; None: all rows are ids.
         cache: False recomputes all tokens at each step, as a reference for the cache.
+        is_compiled: compile the passes after the prompt on a GPU, if their operations are the same;
+            other models and devices ignore it.
         prefill_chunk: tokens per prefill pass.
         positions: of each row, those of its prompt and of `tokens` new tokens; None: 0, 1, 2, ...
 
@@ -71,6 +73,7 @@ class Generation:
         eos_ids: Collection[int] = (),
         vocab_size: int | None = None,
         cache: bool = True,
+        is_compiled: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
         positions: Sequence[Sequence[int]] | None = None,
     ):
@@ -85,6 +88,7 @@ class Generation:
         self.sampling = sampling or SamplingParams()
         self.eos_ids = frozenset(eos_ids)
         self.chunk = prefill_chunk
+        self._is_compiled = is_compiled
         self.finish: list[str | None] = [None] * len(prompts)
         counts = [len(prompt) for prompt in prompts]
         self.width = max(counts)
@@ -182,7 +186,9 @@ class Generation:
         if self.cache is not None:
             if self.decode is None:
                 rest = self.positions.part(self.width, self.rows.shape[1])
-                self.decode = make_decoder(self.model, self.cache, rest)
+                self.decode = make_decoder(
+                    self.model, self.cache, rest, is_compiled=self._is_compiled
+                )
             return self.decode(new)
         self.rows[:, slot] = new
         return self._pass(0, slot + 1, keep=1)

@@ -92,13 +92,14 @@ def generate_samples(
     items: GeneratedData | None = None,
     batch_size: int = 8,
     cache: bool = True,
+    is_compiled: bool = False,
 ) -> Iterator[Sample]:
     """Generate samples in batches; yields a sample whenever its text grows or it is complete.
 
     Args:
         tokens: see `Generation`.
         items: the data of a model that was trained on task items, which may give the positions.
-        cache: see `Generation`.
+        cache, is_compiled: see `Generation`.
     """
     for start in range(0, len(samples), batch_size):
         batch = samples[start : start + batch_size]
@@ -115,6 +116,7 @@ def generate_samples(
             eos_ids=tokenizer.eos_ids,
             vocab_size=tokenizer.vocab_size,
             cache=cache,
+            is_compiled=is_compiled,
             positions=positions,
         )
         for new in generation:

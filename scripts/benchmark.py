@@ -368,7 +368,8 @@ def decode(work: Workload, rows: int) -> Task:
             ideal_compute = flops / peak_flops(ids.device)
 
         def generate(count: int) -> Tensor:
-            steps = Generation(ours, ids.tolist(), NEW, SamplingParams(temperature=0))
+            sampling = SamplingParams(temperature=0)
+            steps = Generation(ours, ids.tolist(), NEW, sampling, is_compiled=work.is_compiled)
             return torch.tensor(list(islice(steps, count)), device=ids.device).T
 
         def logits(row: Tensor) -> Tensor:

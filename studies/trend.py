@@ -226,14 +226,10 @@ class Trend:
         self._solution = np.linalg.pinv(design)  # coefficients = solution @ effects
         self.ends = float(self._sizes.min()), float(self._sizes.max())
 
-    def weights(self, size: float, length: float | None = None) -> np.ndarray:
+    def weights(self, size: float) -> np.ndarray:
         """(R,) factors of the effects of the rungs whose sum is the line at this log10 of
-        parameters.
-
-        Args:
-            length: log2 of the trained length; None: the mean.
-        """
-        at = [1.0, size, self._mean_length if length is None else length]
+        parameters and the mean length."""
+        at = [1.0, size, self._mean_length]
         return np.array(at[: len(self._solution)]) @ self._solution
 
     def at(self, size: float) -> Estimate:
@@ -246,22 +242,14 @@ class Trend:
         first, last = map(self.weights, self.ends)
         return self.contrast(last - first)
 
-    def predict(self, parameters: int, length: int, seeds: int) -> Estimate:
-        """The effect on a rung that was not measured, with as many seeds, on the same units."""
-        weights = self.weights(math.log10(parameters), math.log2(length))
-        return self.contrast(weights, 1 / seeds)
-
     def interval_of(self, rung: RungEffect) -> Estimate:
         """The effect on one rung."""
         return self.contrast(np.array([float(each is rung) for each in self.rungs]))
 
-    def contrast(self, weights: np.ndarray, pooled: float = 0.0) -> Estimate:
+    def contrast(self, weights: np.ndarray) -> Estimate:
         """The sum of the effects of the rungs times `weights`. Rungs on the same units deviate
-        together; rungs with fewer than 3 seeds have the variance of the seeds of all rungs.
-
-        Args:
-            pooled: factor of a further such variance.
-        """
+        together; rungs with fewer than 3 seeds have the variance of the seeds of all rungs."""
+        pooled = 0.0
         value = float(weights @ [rung.mean for rung in self.rungs])
         parts = []
         for weight, rung in zip(weights, self.rungs, strict=True):

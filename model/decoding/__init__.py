@@ -28,6 +28,7 @@ def make_decoder(
     cache: Cache,
     positions: TokenPositions,
     static: bool | None = None,
+    is_compiled: bool = False,
 ) -> Callable[[Tensor], Tensor]:
     """A function from the next tokens (B,) to the logits (B, V) after them.
 
@@ -36,6 +37,7 @@ def make_decoder(
         cache: of the preceding tokens, which only the decoder may use from now on.
         positions: of the tokens of all passes; `position_end` is that of the last.
         static: use a static cache where passes are the same operations; None: on a GPU.
+        is_compiled: compile the passes of a static cache.
     """
     device = model.embed.weight.device.type
     # of FSDP2; shards outside the blocks stay whole between passes
@@ -50,7 +52,7 @@ def make_decoder(
         return GrowingDecoder(model, cache, positions, PackedModel(model))
     is_static = device == "cuda" if static is None else static
     if is_static and positions.count >= LEAST_PASSES:
-        return StaticDecoder(model, cache, positions, fixed)
+        return StaticDecoder(model, cache, positions, fixed, is_compiled)
     packed = PackedModel(model)
     if static is None and PlannedDecoder.supports(packed, positions, fixed):
         return PlannedDecoder(packed, cache, positions)

@@ -33,10 +33,6 @@ from model.transformer import TokenChunk, Transformer
 BUCKET = 256  # slots are rounded up to a multiple of this, or of an eighth to a sixteenth of them
 EMPTY = -2  # document of a slot without a key; −1 is padding
 LEAST_PASSES = 4  # recording costs as much as three passes
-KEPT = 2  # recordings of a model, the older ones only while a decoder uses them
-# Passes of a recording after which its operations are compiled. Never, until it is known from a GPU
-# what that saves: it takes several seconds, and rounds differently from then on.
-COMPILED_PASSES = math.inf
 
 
 def rounded(count: int) -> int:
@@ -347,8 +343,8 @@ class Recording:
     Attributes:
         key: what its graph depends on; equal for generations that can use it.
         blocks: see `PackedModel`.
+        compiled: `_begin`, `_layer` and `_end`; None: the blocks run as they are.
         graph: None on a CPU.
-        passes: number of passes so far.
         user: the decoder that used it last.
     """
 
@@ -356,9 +352,8 @@ class Recording:
     blocks: list[Layer]
     inputs: PassInputs
     cache: StaticCache
+    compiled: tuple[Callable, Callable, Callable] | None
     graph: CudaGraph | None = None
-    compiled: tuple[Callable, Callable, Callable] | None = None
-    passes: int = 0
     user: Callable[[], Any] = lambda: None
 
 
@@ -367,6 +362,10 @@ class StaticDecoder:
 
     Equal inputs and weights of `Recording` are found by their shapes and addresses; weights may
     change in place between generations.
+
+    Args:
+        is_compiled: compile the passes: fewer kernels, but other rounding, and seconds for each
+            recording.
     """
 
     def __init__(
@@ -375,16 +374,18 @@ class StaticDecoder:
         cache: Cache,
         positions: TokenPositions,
         plans: dict[str, AttentionPlan],
+        is_compiled: bool = False,
     ):
         self.model = model
         with trainable():
-            self._start(cache, positions, plans)
+            self._start(cache, positions, plans, is_compiled)
 
     def _start(
         self,
         source: Cache,
         positions: TokenPositions,
         plans: dict[str, AttentionPlan],
+        is_compiled: bool,
     ) -> None:
         model = self.model
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
@@ -407,6 +408,7 @@ class StaticDecoder:
             [(x.shape, x.dtype) for x in new],
             [is_by_pass for every in inputs.tables.values() for _, is_by_pass in every],
             end,
+            is_compiled,
         )
         others = list(model.recordings)
         kept = next((x for x in others if x.key == key and x.user() is None), None)
@@ -416,19 +418,17 @@ class StaticDecoder:
             model.recordings[:] = others
             self._packed = PackedModel(model)
             static = StaticCache(source, indices, model.settings.layer_kinds)
-            kept = Recording(key, self._packed.blocks, inputs, static)
+            parts = compiled(_begin), compiled(_layer), compiled(_end)
+            blocks = self._packed.blocks
+            kept = Recording(key, blocks, inputs, static, parts if is_compiled else None)
             new = [x.clone() for x in new]  # the recorded passes change them
         else:
             others.remove(kept)
             self._packed = PackedModel(model, kept.blocks)
             self._packed.refresh()
-        model.recordings[:] = [kept, *others][:KEPT]
+        model.recordings[:] = [kept, *others]
         self._kept = kept
         kept.user = weakref.ref(self)
-        kept.passes += passes
-        if kept.compiled is None and kept.passes >= COMPILED_PASSES:
-            kept.compiled = compiled(_begin), compiled(_layer), compiled(_end)
-            kept.graph = None
         if kept.graph is None:
             tokens = kept.cache.at.new_zeros(source.batch)
             kept.graph = recorded(self._step, tokens)
