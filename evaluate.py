@@ -51,7 +51,7 @@ from pathlib import Path
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import SETTINGS_CLASSES, settings_class
-from evaluation.scoring.methods import builtin_methods
+from evaluation.methods import builtin_methods
 from settings.help import HelpTopics, SettingsParser
 from settings.load import is_override, load_settings
 from settings.script import run_main

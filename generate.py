@@ -144,7 +144,7 @@ def parser_of(usage: str | None) -> SettingsParser:
     add(
         "--compile",
         action="store_true",
-        help="compile the passes after the prompt on a GPU: takes seconds, for long texts",
+        help="compile the passes after the prompt on a GPU; takes seconds (not yet run on one)",
     )
     add(
         "--device",

@@ -13,8 +13,8 @@ import numpy as np
 
 from data.data_settings import DataSettings, SymbolSource
 from data.files import canonical_hash
+from data.random_draws import below, bits, key_of
 from data.sampling.positions import IGNORED, PlainPositions, PositionDraws, PositionedTokens
-from data.sampling.random_draws import below, bits, key_of
 from data.tasks import CoupledTask, TaskItem, TaskItems
 from data.tokenizers.tokenizer_base import SymbolTokenizer
 from errors import DataError

@@ -22,6 +22,13 @@ from evaluation.evaluation_settings import (
     MeasurementSettings,
     TaskEvaluationSettings,
 )
+from evaluation.methods import (
+    TRAINED,
+    TRUNCATE,
+    Method,
+    compatible_methods,
+    resolve_methods,
+)
 from evaluation.ranks import EvaluationRanks, joined
 from evaluation.reports.diagnostic_report import attention_report, generation_report
 from evaluation.reports.document import print_table
@@ -31,13 +38,6 @@ from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.cells import Measurement
 from evaluation.scoring.evaluation_plan import choose_targets
-from evaluation.scoring.methods import (
-    TRAINED,
-    TRUNCATE,
-    Method,
-    compatible_methods,
-    resolve_methods,
-)
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.stores import haystacks, open_stores

@@ -14,7 +14,7 @@ from data.data_settings import TaskSource
 from data.tasks import Task
 from data.tokenizers import Tokenizer
 from errors import EvaluationError, TrainingError
-from evaluation.scoring.methods import Method, MethodAndLength, new_sinks
+from evaluation.methods import Method, MethodAndLength, new_sinks
 from model import AnyPosition, ModelError, Transformer, legal_overrides
 from model.decoding import pack
 from run_directory.console import Console

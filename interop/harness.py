@@ -11,7 +11,7 @@ from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImpo
 from transformers import PreTrainedTokenizerFast
 
 from errors import InteropError
-from evaluation.scoring.methods import TRAINED, TRUNCATE, resolve_methods
+from evaluation.methods import TRAINED, TRUNCATE, resolve_methods
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
 from interop.export.tokenizer import control_ids, fast_tokenizer

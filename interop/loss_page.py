@@ -12,7 +12,7 @@ import torch
 
 from data import PreparedData
 from errors import InteropError, UserError
-from evaluation.scoring.methods import TRUNCATE, compatible_methods
+from evaluation.methods import TRUNCATE, compatible_methods
 from generation.text_stream import TextStream
 from model import TokenPositions
 from run_directory.position_overrides import meta_model, override

@@ -22,8 +22,8 @@ from data.files import canonical_hash, read_object
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluate_runs import is_intact
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings, settings_class
+from evaluation.methods import TRAINED, builtin_methods, resolve_methods
 from evaluation.reports.document import counted
-from evaluation.scoring.methods import TRAINED, builtin_methods, resolve_methods
 from model import ModelError
 from run_directory.checkpoints import Checkpoint, find_checkpoint, steps_of
 from run_directory.parent_run import read_run_settings

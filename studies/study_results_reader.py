@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from data.files import read_object
 from errors import StudyError
-from evaluation.scoring.methods import TRAINED
+from evaluation.methods import TRAINED
 
 RESULTS = "results.json"
 SCHEME = "scheme"  # the axis that is compared

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from evaluation.evaluation_settings import HALF
+from evaluation.methods import TRAINED, name_of
 from evaluation.reports.diagnostic_report import attention_rows, flat_rows
 from evaluation.reports.loss_report import LossResults, position_rows
 from evaluation.reports.report import ReportedResults
 from evaluation.reports.task_report import task_rows
-from evaluation.results_table import ResultRow, results_table, row_of
-from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import interval, seed_means
 from evaluation.statistics.loss_table import (
     PRECISION,
@@ -31,6 +30,7 @@ from evaluation.statistics.loss_table import (
     seed_rows,
     verdict_rows,
 )
+from evaluation.statistics.results_table import ResultRow, results_table, row_of
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
 from studies.study_results_reader import (
     CONFIDENCE,

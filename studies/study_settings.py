@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from errors import StudyError
-from evaluation.scoring.methods import TRAINED
+from evaluation.methods import TRAINED
 from settings.fields import StrictSettings, setting
 from studies.expressions import Expression
 from studies.study_results_reader import CONFIDENCE, SCHEME, SEED, TOLERANCE

@@ -1,6 +1,6 @@
 """Single rows of a table of results."""
 
-from evaluation.results_table import ResultRow
+from evaluation.statistics.results_table import ResultRow
 
 
 def find(table, variant, metric, length=None, where="", at=None) -> ResultRow | None:

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from data.sampling.random_draws import STEP, mixed
+from data.random_draws import STEP, mixed
 
 WORDS = 13
 CHARACTERS = 30

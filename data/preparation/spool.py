@@ -18,7 +18,7 @@ import pyarrow.parquet
 
 from data.data_settings import DataSettings
 from data.files import atomic, read_json, write_json
-from data.sampling.random_draws import hash64
+from data.random_draws import hash64
 from data.sources import Source
 from errors import DataError
 

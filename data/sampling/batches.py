@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from data.files import sha256_of
+from data.random_draws import permuted
 from data.sampling.positions import (
     IGNORED,
     PACKINGS,
@@ -28,7 +29,6 @@ from data.sampling.positions import (
     PositionDraws,
     PositionedTokens,
 )
-from data.sampling.random_draws import permuted
 from data.sampling.window_order import (
     MixturePattern,
     StepRange,

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from data.sampling.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
+from data.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
 from settings.fields import StrictSettings, setting
 
 IGNORED = -100  # a target that is excluded from the loss

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.random_draws import permuted
+from data.random_draws import permuted
 
 FEW = 64  # streams with fewer chunks than this use the shortest possible chunks
 

@@ -4,7 +4,7 @@ import itertools
 
 from data.data_settings import TaskSource
 from data.files import canonical_hash, sha256_of
-from data.sampling.random_draws import NamedDraws
+from data.random_draws import NamedDraws
 from data.sources.text_source import Document, Source
 from data.tasks import NO_TEXT, Haystacks, TaskItems
 from data.tokenizers import ByteTokenizer

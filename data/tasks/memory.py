@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt, model_validator
 
-from data.sampling.random_draws import fractions
+from data.random_draws import fractions
 from data.tasks.symbols import EQUALS, Problem, SymbolTask, answered
 from settings.fields import setting
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data.sampling.random_draws import NamedDraws, hash64
+from data.random_draws import NamedDraws, hash64
 from data.tasks.task import Task, TaskItem, TaskRequest, answer_mask
 from data.text_settings import StdlibSource, TextSettings
 from data.tokenizers import Tokenizer

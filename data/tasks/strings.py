@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from data.sampling.random_draws import NamedDraws, fractions
+from data.random_draws import NamedDraws, fractions
 from data.tasks.symbols import EQUALS, CoupledTask, SymbolTask, answered
 from settings.fields import setting
 

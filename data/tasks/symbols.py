@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from data.sampling.random_draws import NamedDraws
+from data.random_draws import NamedDraws
 from data.tasks.task import Task, TaskItem, TaskRequest, answer_mask
 from data.tokenizers.tokenizer_base import END, SymbolTokenizer
 from errors import DataError

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from data.sampling.random_draws import NamedDraws
+from data.random_draws import NamedDraws
 from data.tokenizers import Tokenizer
 from errors import DataError
 from settings.fields import StrictSettings

@@ -16,9 +16,9 @@ from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import AttentionDiagnosticSettings
+from evaluation.methods import Method
 from evaluation.scoring.cells import Advance, EvaluationCell
 from evaluation.scoring.evaluation_plan import fixed_plan
-from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import spread
 from model import TokenPositions, Transformer

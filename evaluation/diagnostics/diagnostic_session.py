@@ -6,8 +6,8 @@ import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import DiagnosticSettings
+from evaluation.methods import Method
 from evaluation.scoring.cells import Measurement
-from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
 
 

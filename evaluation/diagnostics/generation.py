@@ -11,8 +11,8 @@ from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import GenerationDiagnosticSettings
+from evaluation.methods import Method
 from evaluation.scoring.cells import Advance, CellFailed, EvaluationCell
-from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText, draw_integer, draw_targets
 from evaluation.scoring.text_loss import ModelScorer
 from generation.decoding import Generation

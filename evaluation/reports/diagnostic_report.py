@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from evaluation.diagnostics.attention import ATTENTION, AttentionMeasurement
 from evaluation.diagnostics.diagnostic_session import DiagnosticMeasurement
 from evaluation.diagnostics.generation import REAL, TEXT, GenerationMeasurement
+from evaluation.methods import TRAINED, name_of
 from evaluation.reports.document import ReportTable, counted
 from evaluation.reports.figures import FigureText, LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.loss_report import positions, tokens_seen
@@ -46,9 +47,8 @@ from evaluation.reports.report import (
     metrics_table,
     report_of,
 )
-from evaluation.results_table import ResultRow, number
-from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import mean_over_units
+from evaluation.statistics.results_table import ResultRow, number
 
 DIGITS = 6  # significant ones in results.json
 MEAN = "mean"

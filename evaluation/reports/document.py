@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from markdown_it import MarkdownIt
 
 from errors import printable
-from evaluation.results_table import ResultRow
+from evaluation.statistics.results_table import ResultRow
 from run_directory.console import Console
 
 

@@ -34,7 +34,7 @@ from matplotlib.ticker import (
 
 from data.files import atomic
 from evaluation.reports.document import plain, signed
-from evaluation.results_table import ResultRow
+from evaluation.statistics.results_table import ResultRow
 
 # Okabe and Ito 2008 without its yellow, which is too light for a line on white, then dark colors of
 # Tol's muted set. Markers differ too.

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evaluation.evaluation_settings import HALF
+from evaluation.methods import TRAINED, TRUNCATE, name_of
 from evaluation.reports.document import (
     NONE,
     Cell,
@@ -42,8 +43,6 @@ from evaluation.reports.report import (
     caveats,
     melted,
 )
-from evaluation.results_table import ResultRow, number, results_table, select_one
-from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.statistics.intervals import unit_means
 from evaluation.statistics.loss_table import (
@@ -56,6 +55,7 @@ from evaluation.statistics.loss_table import (
     describe_scheme,
     read_gains,
 )
+from evaluation.statistics.results_table import ResultRow, number, results_table, select_one
 
 TONES = {"held": "good", "broken": "bad"}
 # of a cell of results.json

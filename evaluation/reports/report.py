@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
+from evaluation.methods import name_of
 from evaluation.reports.document import (
     Cell,
     ReportTable,
@@ -28,9 +29,8 @@ from evaluation.reports.document import (
     plain_text,
 )
 from evaluation.reports.figures import save
-from evaluation.results_table import ResultRow, number, results_table, select, select_one
 from evaluation.scoring.cells import Measurement
-from evaluation.scoring.methods import name_of
+from evaluation.statistics.results_table import ResultRow, number, results_table, select, select_one
 
 NAMED = 6  # variants of one outcome that a sentence names
 # Entries of results.json that results.csv repeats in each row.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
+from evaluation.methods import TRAINED, name_of
 from evaluation.reports.document import (
     Cell,
     ReportTable,
@@ -39,9 +40,8 @@ from evaluation.reports.report import (
     metrics_table,
     report_of,
 )
-from evaluation.results_table import ResultRow, number
-from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import unit_counts
+from evaluation.statistics.results_table import ResultRow, number
 from evaluation.tasks.task_analysis import ABOVE_CHANCE, analyse_tasks
 from evaluation.tasks.task_session import TaskMeasurement
 

@@ -19,9 +19,9 @@ import numpy as np
 from data.files import atomic, canonical_hash
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.methods import TRAINED, Method, MethodAndLength
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.batch_size import choose_batch, memory_needed
-from evaluation.scoring.methods import TRAINED, Method, MethodAndLength
 from model import ModelError, Transformer
 from model.devices import free_memory
 from run_directory.console import Console

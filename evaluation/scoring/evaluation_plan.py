@@ -14,8 +14,8 @@ import numpy as np
 from data import Tokenizer
 from data.files import canonical_hash
 from errors import EvaluationError
-from evaluation.contamination import Screening, screen, shared_text
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
+from evaluation.scoring.contamination import Screening, screen, shared_text
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
 from evaluation.scoring.targets import (
     EvaluationText,

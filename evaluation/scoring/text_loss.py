@@ -11,6 +11,7 @@ from errors import EvaluationError
 from evaluation.any_model_loss import measure_windows
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import HALF, EvaluationSettings
+from evaluation.methods import TRAINED, TRUNCATE, Method, MethodAndLength
 from evaluation.ranks import lost_process
 from evaluation.scoring.cells import (
     Advance,
@@ -20,7 +21,6 @@ from evaluation.scoring.cells import (
     Measurement,
 )
 from evaluation.scoring.evaluation_plan import ChosenTargets, truncation_step
-from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, MethodAndLength
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.targets import EvaluationText, targets_of
 from model import ContextShard, ModelError, TokenPositions, Transformer

@@ -16,8 +16,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from errors import EvaluationError
-from evaluation.results_table import ResultRow, results_table, row_of
-from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from evaluation.methods import TRAINED, TRUNCATE, name_of
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.statistics.intervals import (
     MeanInterval,
@@ -28,6 +27,7 @@ from evaluation.statistics.intervals import (
     unit_counts,
     unit_means,
 )
+from evaluation.statistics.results_table import ResultRow, results_table, row_of
 from model import AnyPosition
 
 HELD = "held"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from evaluation.scoring.methods import TRUNCATE
+from evaluation.methods import TRUNCATE
 from evaluation.statistics.intervals import (
     effective,
     interval_columns,

@@ -18,8 +18,8 @@ from data.sampling.positions import IGNORED, PositionedTokens
 from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import TaskEvaluationSettings
+from evaluation.methods import Method, MethodAndLength
 from evaluation.scoring.cells import Advance, CellFailed, EvaluationCell, Measurement
-from evaluation.scoring.methods import Method, MethodAndLength
 from evaluation.scoring.text_loss import by_shape
 from evaluation.tasks.drawn_items import DrawnItems, ItemTokens
 from model import TokenPositions, Transformer

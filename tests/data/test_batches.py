@@ -8,8 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data import DataError
+from data.random_draws import permuted
 from data.sampling.batches import IGNORED
-from data.sampling.random_draws import permuted
 from tests.data.stores import check_ranks, make_store, packings, sampler, stores
 
 

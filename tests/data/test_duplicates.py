@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data.preparation.duplicates import ShingleIndex, shingles, words
-from data.sampling.random_draws import mixed
+from data.random_draws import mixed
 
 RNG = random.Random(8)
 VOCABULARY = ["".join(RNG.choices("abcdefgh", k=RNG.randrange(2, 9))) for _ in range(500)]

@@ -6,8 +6,8 @@ import torch
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.methods import resolve_methods
 from evaluation.scoring.evaluation_plan import choose_targets
-from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.stores import EvaluationStores
 from model import ModelSettings, Transformer

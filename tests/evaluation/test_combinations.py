@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.contamination import Overlap
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.contamination import Overlap
 from evaluation.scoring.evaluation_plan import truncation_step
 from model import TokenPositions
 from tests.evaluation.conftest import BOS, MemoryStore, MemoryTokenizer, loss_session

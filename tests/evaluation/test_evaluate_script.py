@@ -16,8 +16,8 @@ from data import open_prepared
 from data.preparation.preparation import prepare
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
+from evaluation.methods import builtin_methods
 from evaluation.scoring.cells import position_key
-from evaluation.scoring.methods import builtin_methods
 from run_directory.checkpoints import save_weights
 from run_directory.position_overrides import make_model
 from run_directory.run import Run

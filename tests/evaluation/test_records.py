@@ -5,10 +5,10 @@ import math
 import pytest
 from scipy import stats
 
+from evaluation.methods import name_of
 from evaluation.reports.loss_report import record_of
-from evaluation.results_table import select
-from evaluation.scoring.methods import name_of
 from evaluation.statistics.loss_table import analyze
+from evaluation.statistics.results_table import select
 from tests.tables import find
 
 

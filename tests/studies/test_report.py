@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from evaluation.results_table import select
+from evaluation.statistics.results_table import select
 from studies.study_report import findings as findings_of
 from studies.study_report import write_report
 from tests.artists import ends

@@ -11,9 +11,9 @@ from errors import EvaluationError
 from evaluation.diagnostics.attention import ATTENTION as ATTENTION_MEASURES
 from evaluation.diagnostics.generation import REAL, GenerationMeasurement
 from evaluation.evaluation_settings import GenerationDiagnosticSettings
+from evaluation.methods import Method
 from evaluation.reports import report as reports
 from evaluation.reports.diagnostic_report import TEXT
-from evaluation.scoring.methods import Method
 from evaluation.scoring.targets import EvaluationText
 from model import TokenPositions
 from tests.artists import close, labelled

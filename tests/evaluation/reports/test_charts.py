@@ -15,7 +15,7 @@ from evaluation.reports.figures import (
     styles_of,
     top_of_colored,
 )
-from evaluation.results_table import ResultRow
+from evaluation.statistics.results_table import ResultRow
 from tests.artists import (
     assert_shows,
     assert_text_is_readable,

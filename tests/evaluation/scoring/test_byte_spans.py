@@ -5,9 +5,9 @@ import pytest
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.methods import resolve_methods
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.evaluation_plan import choose_targets
-from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import MemoryStore

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from errors import EvaluationError
+from evaluation.methods import new_sinks, resolve_methods
 from evaluation.reports.loss_report import loss_report
-from evaluation.results_table import select
 from evaluation.scoring.cells import CellStore, cell_file
-from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import ModelScorer, raw_bytes, unigram_nll
 from evaluation.statistics.loss_table import analyze
+from evaluation.statistics.results_table import select
 from model import TokenPositions
 from tests.tables import value
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.results_table import results_table, select
 from evaluation.statistics.loss_table import VariantLosses, VerdictRules, reach_rows
+from evaluation.statistics.results_table import results_table, select
 from tests.studies.test_loss_comparison import half_width
 from tests.tables import find, value
 

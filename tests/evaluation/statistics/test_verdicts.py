@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.results_table import results_table, select
 from evaluation.statistics.loss_table import (
     VariantLosses,
     VerdictRules,
     is_undertrained,
     verdict_rows,
 )
+from evaluation.statistics.results_table import results_table, select
 from tests.tables import find, value
 
 UNITS = 30

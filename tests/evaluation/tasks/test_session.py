@@ -11,7 +11,7 @@ from data import ByteTokenizer
 from data.tasks import TaskItem
 from data.tasks.retrieval import PasskeyTask
 from evaluation.evaluation_settings import TaskEvaluationSettings
-from evaluation.scoring.methods import Method
+from evaluation.methods import Method
 from evaluation.tasks.drawn_items import draw_text, text_tokens
 from evaluation.tasks.task_analysis import analyse_tasks
 from evaluation.tasks.task_session import TaskMeasurement, item_values, score_items

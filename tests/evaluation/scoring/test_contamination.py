@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer
-from evaluation.contamination import BLOCK, _merged, find_overlap, screen, shared_text
 from evaluation.evaluation_settings import ContaminationSettings
+from evaluation.scoring.contamination import BLOCK, _merged, find_overlap, screen, shared_text
 from evaluation.scoring.targets import EvaluationText
 from evaluation.stores import EvaluationStores
 

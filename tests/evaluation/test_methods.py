@@ -4,7 +4,7 @@ cache."""
 import pytest
 import torch
 
-from evaluation.scoring.methods import builtin_methods, compatible_methods, resolve_methods
+from evaluation.methods import builtin_methods, compatible_methods, resolve_methods
 from model import SCHEMES, ModelError, TokenPositions, Transformer
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
@@ -80,5 +80,5 @@ def test_applicable_methods_are_identified(monkeypatch):
     assert "trained" in left_out["yarn"]
     assert "ntk" in labels
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
-    monkeypatch.setattr("evaluation.scoring.methods.builtin_methods", lambda: twice)
+    monkeypatch.setattr("evaluation.methods.builtin_methods", lambda: twice)
     assert offered() == (["trained", "a"], {"b": "the same as a here"})
