@@ -12,7 +12,7 @@ from settings.yaml_io import read_yaml
 
 TRAINED = "trained"  # no override: the reference
 TRUNCATE = "truncate"  # as trained, context truncated to the last L0 tokens; not an override
-BUILTIN = Path(__file__).resolve().parents[2] / "configs" / "evaluation" / "methods.yaml"
+BUILTIN = Path(__file__).resolve().parents[1] / "configs" / "evaluation" / "methods.yaml"
 _LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
 
 
