@@ -31,7 +31,7 @@ def test_a_command_starts_its_script(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr
@@ -48,7 +48,7 @@ def test_an_installed_wheel_refuses_to_run(monkeypatch, tmp_path, call):
 
 def test_importing_it_imports_no_torch():
     code = "import sys, sextant; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)
 
 
 def test_command_is_declared_in_pyproject():
@@ -62,7 +62,7 @@ def test_command_is_declared_in_pyproject():
 def cpu_seconds(*command: str) -> tuple[float, int]:
     """CPU seconds and exit status of a command."""
     before = os.times()
-    ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, timeout=120)
+    ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, timeout=600)
     after = os.times()
     user = after.children_user - before.children_user
     return user + after.children_system - before.children_system, ended.returncode

@@ -37,7 +37,7 @@ def test_signal_to_launcher_stops_processes_and_keeps_results(root):  # noqa: F8
     while not list(cells.glob("*.npz")) and time.monotonic() < end and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert process.returncode != 0
     assert not subprocess.run(["pgrep", "-f", str(run)], capture_output=True, check=False).stdout
     assert list(cells.glob("*.npz"))

@@ -49,7 +49,7 @@ def run(script: str, *words: str, **environment: str) -> subprocess.CompletedPro
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

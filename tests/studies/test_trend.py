@@ -79,7 +79,7 @@ def test_intervals_cover(seeds):
     change = slope * np.ptp(np.log10(SIZES))
     middle = float(np.log10(SIZES).mean())
     hits = np.zeros(3)
-    rounds = 1000
+    rounds = 200
     for _ in range(rounds):
         rungs = ladder(effects, 0.05, 0.03, generator, seeds)
         trend = Trend(rungs, delta=0.1)
@@ -89,7 +89,7 @@ def test_intervals_cover(seeds):
             (trend.interval_of(rungs[-1]), effects[-1]),
         ]
         hits += [each.low <= truth <= each.high for each, truth in truths]
-    assert np.all(hits / rounds > 0.93), hits / rounds
+    assert np.all(hits / rounds > 0.9), hits / rounds  # 95% less three standard errors
 
 
 def test_too_few_seeds_or_units_give_points():
