@@ -135,12 +135,14 @@ class _SummedNLL(torch.autograd.Function):
                 p = log_p.exp_()
                 if z_loss is not None:
                     p.mul_(1 + 2 * z_loss * log_z)
-                p.scatter_add_(-1, at, torch.full_like(log_p_target, -1.0))
-                if cap is not None:
-                    p.mul_(1 - (logits / cap) ** 2)
-                if divisor != 1:
-                    p.div_(divisor)
-                grad = p.to(dtype)
+                p_target = p.gather(-1, at) - 1
+                for part, capped in ((p, logits), (p_target, logits.gather(-1, at))):
+                    if cap is not None:
+                        part.mul_(1 - (capped / cap) ** 2)
+                    if divisor != 1:
+                        part.div_(divisor)
+                # Compiled for a GPU, an addition to p would store p in float32.
+                grad = p.to(dtype).scatter_(-1, at, p_target.to(dtype))
                 grads.append((grad @ head.weight) * valid)
                 rows = rows * valid
                 if dtype == torch.float16:

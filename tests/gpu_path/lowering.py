@@ -1,16 +1,19 @@
 """FlexAttention of a scheme lowered for an H100 on a machine without a GPU: Triton source and sm_90
 code.
 
-    python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
+    python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ... [loss]
 
 prints one JSON line per case: its kernels with their number of atomic additions and, with
-`--machine-code`, the shared memory that they need in bytes. A case that never calls FlexAttention has no kernels. GUARD.so is built from
-`cuda_guard.cpp`. Runs in a separate process, because what it patches in torch stays patched.
+`--machine-code`, the shared memory that they need in bytes. A case that never calls FlexAttention
+has no kernels. The case `loss` prints the dtypes of the buffers of logits in the training loss.
+GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it patches in
+torch stays patched.
 """
 
 # ruff: noqa: E402
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -162,6 +165,7 @@ import model.attention.kernels as kernels
 import model.mixers.softmax
 import model.position.table
 from model import TokenPositions, Transformer
+from model.loss import OutputHead, summed_nll
 from tests.model.zoo import build, packed
 
 host_tensor = torch.tensor
@@ -253,6 +257,22 @@ def lower(case: str, layout: str) -> list[str]:
     return list(SOURCES)
 
 
+def logit_dtypes() -> list[str]:
+    """The dtypes of the buffers (rows, V) of the compiled training loss, under autocast."""
+    SOURCES.clear()
+    rows = 96
+    vocab = 1000
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
+        x = torch.empty(2, rows // 2, 64, device="cuda", requires_grad=True)
+        weight = torch.empty(vocab, 64, device="cuda", requires_grad=True)
+        targets = torch.empty(2, rows // 2, dtype=torch.int64, device="cuda")
+        run = torch.compile(lambda *args: summed_nll(OutputHead(args[1]), args[0], args[2], None))
+        with torch.autocast("cuda", torch.bfloat16), contextlib.suppress(NotRun):
+            run(x, weight, targets)
+    made = rf"empty_strided_cuda\(\({rows}, {vocab}\), \({vocab}, 1\), torch\.(\w+)\)"
+    return [dtype for source in SOURCES for dtype in re.findall(made, source)]
+
+
 def shared_memory(name: str, source: str) -> int:
     """Bytes of shared memory of a FlexAttention kernel, compiled to sm_90 code."""
     found: dict = {}
@@ -304,6 +324,9 @@ def main(words: list[str]) -> None:
     machine_code = "--machine-code" in words
     for word in words:
         if word.startswith("-"):
+            continue
+        if word == "loss":
+            print(json.dumps({"case": word, "logits": logit_dtypes()}), flush=True)
             continue
         case, layout = word.split(":")
         made = []

@@ -106,3 +106,8 @@ def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
     assert all(0 < kernel["shared"] <= SHARED_MEMORY for kernel in found), found
     if case in DETERMINISTIC:
         assert not any(kernel["atomics"] for kernel in found), found
+
+
+def test_loss_stores_logits_in_the_dtype_of_products(guard, tmp_path):
+    """Logits and their gradients: what stores them in float32 reads and writes twice the bytes."""
+    assert lowered(tmp_path, guard, "loss")["logits"] == ["bfloat16", "bfloat16"]
