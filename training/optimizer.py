@@ -131,7 +131,8 @@ class Optimizer:
         norm = nn.utils.get_total_norm(grads)
         if hasattr(norm, "full_tensor"):  # of sharded gradients
             norm = norm.full_tensor()  # type: ignore[operator]
-        nn.utils.clip_grads_with_norm_(self.weights, max_norm or float("inf"), norm)
+        if max_norm is not None:
+            nn.utils.clip_grads_with_norm_(self.weights, max_norm, norm)
         return norm
 
     def step(self, skip: Tensor) -> None:

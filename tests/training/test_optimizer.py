@@ -102,6 +102,16 @@ def newton_schulz(gradient, iterations=5):
     return x
 
 
+def test_gradients_are_unchanged_without_a_maximum_norm():
+    """Without a pass over them, which would also spread a number that is not finite."""
+    net = Net()
+    for weight in net.parameters():
+        weight.grad = torch.ones_like(weight)
+    net.mix.weight.grad[0, 0] = torch.inf
+    assert Optimizer(net, AdamWSettings()).clip_grad_norm(None) == torch.inf
+    assert all(weight.grad.min() == 1 for weight in net.parameters())
+
+
 def test_muon_updates_match_reference_and_others_are_adamw():
     settings = MuonSettings(lr=0.5, weight_decay=0.2, adamw=AdamWBase(weight_decay=0.3))
     net = Net(dim=14, tie_embeddings=False)
