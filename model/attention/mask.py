@@ -102,6 +102,12 @@ def precise(x: Tensor) -> Tensor:
     return x.to(mask_dtype(x))
 
 
+def in_32_bits(x: Tensor) -> Tensor:
+    """Integers as int32, for mask and bias functions: in a kernel, int64 numbers of all pairs take
+    two registers each."""
+    return x if x.is_floating_point() else x.to(torch.int32)
+
+
 def no_autocast(x: Tensor) -> torch.autocast:
     """A context without autocast on the device of x."""
     return torch.autocast(x.device.type, enabled=False)

@@ -29,6 +29,7 @@ from model.attention.mask import (
     MaskFunction,
     Normalizer,
     QueryBlock,
+    in_32_bits,
     no_autocast,
     precise,
 )
@@ -169,10 +170,13 @@ class AttentionContext:
         k_document = keys.document.expand(self.batch, -1)
 
         def visible(b, h, i, j):
-            back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
+            if is_plain:
+                back = i + offset - j
+            else:
+                back = in_32_bits(q_order[b, i]) - in_32_bits(k_order[b, j])
             seen = back >= 0
             if not is_plain:
-                seen = seen & (q_document[b, i] == k_document[b, j])
+                seen = seen & (in_32_bits(q_document[b, i]) == in_32_bits(k_document[b, j]))
             if window is not None:
                 near = back < window
                 seen = seen & (near | (k_order[b, j] < sinks) if sinks else near)
@@ -209,7 +213,7 @@ class AttentionContext:
         """Query position − key position, elementwise over (row, query, key)."""
         q_position = self.q_position
         k_position = self.k_position
-        return lambda b, i, j: q_position[b, i] - k_position[b, j]
+        return lambda b, i, j: in_32_bits(q_position[b, i]) - in_32_bits(k_position[b, j])
 
 
 # Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E) or None, and

@@ -120,7 +120,7 @@ def mask_per_row(
 
 def distances(block: QueryBlock, last: int) -> Tensor:
     """(B, H, t, s) distances as indices, at most `last`; 0 for future keys, which are masked."""
-    d = block.distance.clamp(0, last)
+    d = block.distance.clamp(0, last).long()
     return d.expand(*block.q.shape[:3], block.k.shape[2])
 
 

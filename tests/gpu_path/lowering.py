@@ -4,7 +4,8 @@ code.
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ... [loss]
 
 prints one JSON line per case: its kernels with their number of atomic additions and, with
-`--machine-code`, the shared memory that they need in bytes. A case that never calls FlexAttention
+`--machine-code`, the shared memory that they need in bytes and the number of their operations on
+int64 numbers of all pairs of a tile. A case that never calls FlexAttention
 has no kernels. The case `loss` prints the dtypes of the buffers of logits in the training loss.
 GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it patches in
 torch stays patched.
@@ -273,8 +274,9 @@ def logit_dtypes() -> list[str]:
     return [dtype for source in SOURCES for dtype in re.findall(made, source)]
 
 
-def shared_memory(name: str, source: str) -> int:
-    """Bytes of shared memory of a FlexAttention kernel, compiled to sm_90 code."""
+def machine_code(name: str, source: str) -> dict[str, int]:
+    """A FlexAttention kernel compiled to sm_90 code: bytes of shared memory, and operations on
+    int64 numbers of all pairs of a tile."""
     found: dict = {}
 
     def keep(*args, **keys):
@@ -316,12 +318,16 @@ def shared_memory(name: str, source: str) -> int:
                 target=TARGET,
                 options={"num_warps": found["num_warps"], "num_stages": found["num_stages"]},
             )
-    return compiled.metadata.shared
+    of_pairs = r"= arith\.\w+ [^\n]*tensor<(?!1x)\d+x(?!1x)\d+xi64>"
+    return {
+        "shared": compiled.metadata.shared,
+        "int64": len(re.findall(of_pairs, compiled.asm["ttir"])),
+    }
 
 
 def main(words: list[str]) -> None:
     torch.set_num_threads(1)
-    machine_code = "--machine-code" in words
+    is_compiled = "--machine-code" in words
     for word in words:
         if word.startswith("-"):
             continue
@@ -333,10 +339,9 @@ def main(words: list[str]) -> None:
         for code in lower(case, layout):
             for name, source in KERNEL.findall(code):
                 if "tem_fused" in name:
-                    shared = shared_memory(name, source) if machine_code else None
                     kind = "backward" if "backward" in name else "forward"
-                    atomics = source.count("atomic_add")
-                    made.append({"kind": kind, "shared": shared, "atomics": atomics})
+                    kernel = {"kind": kind, "atomics": source.count("atomic_add")}
+                    made.append(kernel | (machine_code(name, source) if is_compiled else {}))
         print(json.dumps({"case": word, "kernels": made}), flush=True)
 
 

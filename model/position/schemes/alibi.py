@@ -89,7 +89,7 @@ class Alibi(DistanceBias):
     def bias(self, context):
         stretch = context.tables[0]
         slopes = context.tables[1] if self.slopes is None else precise(self.slopes)
-        return lambda row, h, d: -slopes[h] * d / stretch[row]
+        return lambda row, h, d: -(slopes[h] / stretch[row]) * d  # one division for all pairs
 
 
 class HardAlibiSettings(PositionSettings):
