@@ -62,7 +62,7 @@ DETERMINISTIC = {
     "fire:plain",
 }
 # Of pairs, they compute with no int64 numbers, which take two registers each.
-IN_32_BITS = {"alibi:plain", "t5:plain", "fox:packed", "rope-sinks:plain"}
+IN_32_BITS = {"alibi:plain", "t5:plain", "fire:plain", "fox:packed", "rope-sinks:plain"}
 
 
 @pytest.fixture(scope="module")

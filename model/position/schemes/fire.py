@@ -166,7 +166,7 @@ class Fire(PositionalScheme):
             x = x / far[b, i]
             s = first[(x * CELLS).to(torch.int32).clamp(0, CELLS)]
             for _ in range(2):
-                s = s + torch.where(edges[s] <= x, 1, 0)
+                s = s + (edges[s] <= x)
             copy = j % COPIES
             return intercept[h, s, copy] + slope[h, s, copy] * x
 
