@@ -29,7 +29,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ with its SDPA attention, `llama` is scripts/plain_llama.py. `ratio` compares the
 baseline's, `of the fastest` the fastest samples; above 1 is faster. `busy`: CPU time over wall time and
 threads; below 0.9 other processes used the core and its caches. `ms`: of a step, in `decode` of a token after
 the first; `kernels, ms`: the sum of its GPU kernels. `of the peak`: of the GPU's bfloat16 peak (`train`) or
-of the bandwidth of a copy (`decode`, whose share of the peak is `MFU`). `first call, s`: with its compilation.
+of the bandwidth of a copy, measured alone (`decode`, whose share of the peak is `MFU`). `first call, s`: with its compilation.
 `checked`: the largest difference of losses or logits from the baseline's, or the share of generated tokens
 that is equal, each of them the most likely token of a full pass within 0.001.
 
@@ -158,6 +159,7 @@ class Workload:
     threads: int
     repeats: int  # timed calls of a turn; 0: the process ends after its first call
     profile: bool = False  # whether to measure kernels
+    bandwidth: float = 0.0  # of the memory of a GPU in bytes per second; 0: unknown
 
     @property
     def is_theirs(self) -> bool:
@@ -363,7 +365,7 @@ def decode(work: Workload, rows: int) -> Task:
         ours = pack(work.our_model().to(dtype))
         if work.device != "cpu":
             weights = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
-            ideal = weights * dtype.itemsize / bandwidth(ids.device)
+            ideal = weights * dtype.itemsize / work.bandwidth if work.bandwidth else 0.0
             flops = rows * ours.flops_per_token(PROMPT + NEW) / 3  # of the forward pass
             ideal_compute = flops / peak_flops(ids.device)
 
@@ -436,6 +438,14 @@ def bandwidth(device: torch.device) -> float:
         y.copy_(x)
     torch.cuda.synchronize()
     return 20 * x.numel() / (time.perf_counter() - start)
+
+
+@cache
+def bandwidth_alone(device: str) -> float:
+    """`bandwidth` in a process of its own; 0 if it fails."""
+    command = [sys.executable, __file__, "--bandwidth", device]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else 0.0
 
 
 def fixed_targets(work: Workload) -> Task:
@@ -615,6 +625,9 @@ def compare(
 ) -> tuple[list[dict], list[dict]]:
     """Rows of variants and of their kernels; the first variant is the baseline. After `seconds`,
     those of the turns so far. Failures are warnings."""
+    if works[0].device != "cpu" and "decode" in works[0].case:
+        # before others use the memory
+        works = [replace(work, bandwidth=bandwidth_alone(work.device)) for work in works]
     processes: list[MeasuredProcess] = []
     failed: set[str] = set()
 
@@ -837,6 +850,9 @@ def compare_and_save(
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--bandwidth"]:
+        print(bandwidth(torch.device(sys.argv[2])))
+        return 0
     if sys.argv[1:2] == ["--workload"]:
         measure(Workload(**json.loads(sys.argv[2])))
         return 0

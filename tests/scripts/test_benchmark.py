@@ -1,5 +1,6 @@
 """The benchmark's checks and table. Nothing is timed."""
 
+import subprocess
 from dataclasses import replace
 
 import pandas as pd
@@ -64,6 +65,31 @@ class Process:
 
     def kill(self) -> None:
         pass
+
+
+def test_the_bandwidth_is_measured_once_before_the_variants(monkeypatch, tmp_path):
+    started = []
+
+    class Started(Process):
+        def __init__(self, work):
+            super().__init__(work)
+            started.append(work.bandwidth)
+
+    def run(command, **options):
+        assert command[-2:] == ["--bandwidth", "cuda"] and len(started) % 2 == 0
+        started.append("measured")
+        return subprocess.CompletedProcess(command, 0, stdout="5.0\n")
+
+    monkeypatch.setattr(benchmark, "MeasuredProcess", Started)
+    monkeypatch.setattr(subprocess, "run", run)
+    benchmark.bandwidth_alone.cache_clear()
+    for case in ("train", "decode-1", "decode-8"):
+        names = ["transformers", "ours"]
+        works = [replace(WORK, case=case, device="cuda", variant=name) for name in names]
+        rows, _ = benchmark.compare(works, 1, Console(quiet=True))
+        assert [row["variant"] for row in rows] == names
+    assert started == [0.0, 0.0, "measured", 5.0, 5.0, 5.0, 5.0]
+    benchmark.bandwidth_alone.cache_clear()
 
 
 def test_results_of_variants_that_are_measured_in_turns(tmp_path, monkeypatch):
