@@ -131,8 +131,14 @@ class Generation:
         if self.finish[row] in (None, "length"):
             self.finish[row] = "stop"
 
-    @torch.inference_mode()
     def __iter__(self) -> Iterator[list[int | None]]:
+        try:
+            yield from self._steps()
+        finally:
+            self.decode = None  # its buffers are free for the next generation
+
+    @torch.inference_mode()
+    def _steps(self) -> Iterator[list[int | None]]:
         logits = self._prefill()
         if not torch.isfinite(logits).all():
             raise ModelError(
@@ -159,7 +165,6 @@ class Generation:
                 break
             if not is_early:
                 logits = self._extend(new, self.width + step)
-        self.decode = None  # its buffers are free for the next generation
 
     def _finished(self, new: list[int], is_last: bool) -> list[int | None]:
         """The new tokens, None for rows that had finished before; updates `finish`."""

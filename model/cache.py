@@ -156,6 +156,10 @@ class CachedTail:
             if len(x) > 1 or name != "document":
                 self._stored[name] = x.index_select(0, rows.to(x.device))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return list(self._stored.values())
+
     def shapes(self) -> list[tuple]:
         """The name, shape and dtype of each tensor, without its slots."""
         return [(name, x.shape, x.dtype) for name, x in self._stored.items()]
@@ -213,6 +217,10 @@ class LayerCache(CachedTail):
         super().select_rows(rows)
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
+
+    @property
+    def tensors(self):
+        return [*super().tensors, *self._buffers.values()]
 
     def shapes(self):
         buffers = self._buffers.items()

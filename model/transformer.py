@@ -173,6 +173,16 @@ class Transformer(nn.Module):
             scheme.initialize(generator, embedding_std)
         return self
 
+    def train(self, mode: bool = True) -> Transformer:
+        """Set the mode. Training needs the memory of what decoding keeps."""
+        if mode:
+            self.recordings.clear()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
+        self.recordings.clear()  # of another device or dtype
+        return super()._apply(fn, recurse)
+
     def reposition(self, settings: ModelSettings) -> None:
         """Change the settings of the positional schemes and keep the weights.
 

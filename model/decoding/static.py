@@ -33,6 +33,8 @@ from model.transformer import TokenChunk, Transformer
 BUCKET = 256  # slots are rounded up to a multiple of this, or of an eighth to a sixteenth of them
 EMPTY = -2  # document of a slot without a key; −1 is padding
 LEAST_PASSES = 4  # recording costs as much as three passes
+KEPT_BYTES = 1 << 30  # of recordings that no decoder uses
+GRAPH_BYTES = 1 << 26  # of a recording's graph, of which cuBLAS's workspace is 32 MiB on an H100
 
 
 def rounded(count: int) -> int:
@@ -265,6 +267,9 @@ class CudaGraph:
                 for _ in range(2):
                     function(self._input)
             torch.cuda.current_stream().wait_stream(stream)
+            # cuBLAS's workspace must be in the memory of this graph, which keeps its address. torch
+            # frees others with any graph of the same stream (pytorch#193402).
+            torch._C._cuda_clearCublasWorkspaces()
             # Other threads, such as loaders that pin memory, may use CUDA meanwhile.
             with torch.cuda.graph(
                 self._graph,
@@ -272,6 +277,7 @@ class CudaGraph:
                 capture_error_mode="thread_local",
             ):
                 self._output = function(self._input)
+            torch._C._cuda_clearCublasWorkspaces()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output for x, which the next call overwrites."""
@@ -356,6 +362,25 @@ class Recording:
     graph: CudaGraph | None = None
     user: Callable[[], Any] = lambda: None
 
+    @property
+    def nbytes(self) -> int:
+        """An estimate."""
+        return GRAPH_BYTES + sum(x.nbytes for layer in self.cache.layers for x in layer.tensors)
+
+
+def remaining(recordings: Iterable[Recording]) -> list[Recording]:
+    """The recordings, last used first, that stay beside a new one: those in use, and others of at
+    most KEPT_BYTES."""
+    room = KEPT_BYTES
+    kept = []
+    for recording in recordings:
+        in_use = recording.user() is not None
+        if not in_use:
+            room -= recording.nbytes
+        if in_use or room >= 0:
+            kept.append(recording)
+    return kept
+
 
 class StaticDecoder:
     """Passes with a static cache, each a replay of one CUDA graph. On a CPU they run one by one.
@@ -413,14 +438,14 @@ class StaticDecoder:
         others = list(model.recordings)
         kept = next((x for x in others if x.key == key and x.user() is None), None)
         if kept is None:
-            # Buffers that no decoder uses make room for the new ones.
-            others = [x for x in others if x.user() is not None]
+            others = remaining(others)
             model.recordings[:] = others
             self._packed = PackedModel(model)
             static = StaticCache(source, indices, model.settings.layer_kinds)
-            parts = compiled(_begin), compiled(_layer), compiled(_end)
-            blocks = self._packed.blocks
-            kept = Recording(key, blocks, inputs, static, parts if is_compiled else None)
+            parts = None
+            if is_compiled:
+                parts = compiled(_begin), compiled(_layer), compiled(_end)
+            kept = Recording(key, self._packed.blocks, inputs, static, parts)
             new = [x.clone() for x in new]  # the recorded passes change them
         else:
             others.remove(kept)

@@ -151,6 +151,16 @@ def test_repetition_penalty_ignores_padding():
     assert found != rows(model)
 
 
+def test_a_generation_that_is_left_frees_its_buffers():
+    generation = Generation(tiny(), RAGGED, NEW, GREEDY)
+    steps = iter(generation)
+    next(steps)
+    next(steps)
+    assert generation.decode is not None
+    steps.close()
+    assert generation.decode is None
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_eos_is_per_row(count):
     model = tiny()

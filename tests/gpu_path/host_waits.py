@@ -185,7 +185,7 @@ def decode(case: str, gpu: FakeGpu, prompts: list[list[int]], sampling: Sampling
         steps = []
         tokens = Generation(net, prompts, 6, sampling, eos_ids=[eos])
         with torch.no_grad():  # inference mode does not take tensor subclasses
-            for step in Generation.__iter__.__wrapped__(tokens):
+            for step in Generation._steps.__wrapped__(tokens):
                 steps.append(step)
                 if len(steps) == 5:
                     waits.update(gpu.waits)

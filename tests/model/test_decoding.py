@@ -180,20 +180,19 @@ def test_later_generations_equal_first_ones(case, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(static, "recorded", lambda function, x: None)
             assert torch.equal(found, generated(fresh, *sizes)[0])
-        assert len(model.recordings) <= 2  # one is of the decoder before, which lives
 
 
 @torch.inference_mode()
 def test_recordings_are_found_by_shape_and_die_with_the_model():
     model = build("rope")
     kept = []
-    for sizes in GENERATIONS[:4]:
+    for sizes in (*GENERATIONS[:4], *GENERATIONS[:4]):
         _, decode = generated(model, *sizes)
         kept.append(decode._kept)
         del decode
     assert kept[0] is kept[1]
     assert len(set(kept)) == 3
-    assert model.recordings == [kept[3]]  # the others made room
+    assert kept[:4] == kept[4:]
     assert copy.deepcopy(model).recordings == []
     alive = weakref.ref(model)
     gc.disable()
@@ -202,6 +201,32 @@ def test_recordings_are_found_by_shape_and_die_with_the_model():
         assert alive() is None
     finally:
         gc.enable()
+
+
+@torch.no_grad()
+def test_unused_recordings_make_room_for_a_new_one(monkeypatch):
+    model = build("rope")
+    sizes = [GENERATIONS[n] for n in (0, 2, 3)]
+    _, used = generated(model, *sizes[0])
+    unused, new = (generated(model, *each)[1]._kept for each in sizes[1:])
+    assert model.recordings == [new, unused, used._kept]
+    monkeypatch.setattr(static, "KEPT_BYTES", unused.nbytes + new.nbytes - 1)
+    last = generated(model, *GENERATIONS[4])[1]._kept
+    assert model.recordings == [last, new, used._kept]
+    cache = [x for layer in last.cache.layers for x in layer._buffers.values()]
+    assert last.nbytes == static.GRAPH_BYTES + 8 * sum(x.numel() for x in cache)  # float64
+    model.eval()
+    assert len(model.recordings) == 3
+    model.train()
+    assert model.recordings == []
+
+
+@torch.no_grad()
+def test_a_moved_model_keeps_no_recordings():
+    model = build("rope")
+    generated(model, *GENERATIONS[0])
+    model.float()
+    assert model.recordings == []
 
 
 @torch.no_grad()
