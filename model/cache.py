@@ -196,21 +196,18 @@ class LayerCache(CachedTail):
         v = self._append("v", v.to(self.dtype))
         return k, v
 
-    def extras(self) -> Tensor | None:
-        """(B, S, E) extras of the cached keys; None before the first pass."""
-        buffer = self._buffers.get("extras")
-        return None if buffer is None else buffer[:, 0, : self._filled["extras"]]
-
     def extend_extras(
         self,
         features: Tensor,
         accumulate: Accumulate,
         new: TokenPositions,
-    ) -> Tensor:
-        """Append the extras of the new tokens, computed from their features (B, T, F); returns
-        those of all keys (B, S, E)."""
-        extras = accumulate(features, self.extras(), new)
-        return self._append("extras", extras[:, None])[:, 0]
+    ) -> tuple[Tensor, Tensor]:
+        """Append the extras of the new tokens, computed from their features (B, T, F); returns them
+        (B, T, E) and those of all keys (B, S, E)."""
+        own = accumulate(features, self._stored.get("extras"), new)
+        if own.shape[1]:
+            self._store("extras", own[:, -1:])
+        return own, self._append("extras", own[:, None])[:, 0]
 
     def select_rows(self, rows):
         """Keep these rows of all buffers, in this order."""

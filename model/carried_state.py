@@ -38,9 +38,10 @@ class CarriedLayer(LayerState):
         features: Tensor,
         accumulate: Accumulate,
         new: TokenPositions,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """See `LayerCache.extend_extras`."""
-        return self._joined("extras", accumulate(features, self._stored.get("extras"), new), 1)
+        own = accumulate(features, self._stored.get("extras"), new)
+        return own, self._joined("extras", own, 1)
 
     def _joined(self, name: str, x: Tensor, dim: int) -> Tensor:
         before = self._stored.get(name)

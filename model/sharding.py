@@ -362,8 +362,9 @@ class GatheredKeys(GatheredLayer):
         features: Tensor,
         accumulate: Accumulate,
         new: TokenPositions,
-    ) -> Tensor:
-        """Gather features (B, T, F); returns the extras visible to this rank's chunk (B, S, E).
+    ) -> tuple[Tensor, Tensor]:
+        """Gather features (B, T, F); returns the extras of this rank's chunk (B, T, E), and those
+        visible to it (B, S, E).
 
         Extras are accumulated on each rank from the features of all earlier tokens, as in one
         process.
@@ -380,7 +381,8 @@ class GatheredKeys(GatheredLayer):
         if self._extras is not None:
             whole = torch.cat([self._extras, whole], dim=1)
         self._extras = whole
-        return cut(whole, self.window.visible(self.chunk, self.settings))
+        visible = cut(whole, self.window.visible(self.chunk, self.settings))
+        return visible[:, visible.shape[1] - features.shape[1] :], visible
 
 
 def cut(x: Tensor, ranges: TokenRanges) -> Tensor:

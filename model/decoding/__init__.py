@@ -16,7 +16,6 @@ from model.cache import Cache
 from model.decoding.packed import PackedModel, pack
 from model.decoding.planned import PlannedDecoder
 from model.decoding.static import LEAST_PASSES, StaticDecoder
-from model.position import AttentionPlan
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 
@@ -47,14 +46,11 @@ def make_decoder(
     first = positions.part(0, 1)
     passes = model.passes(cache.batch, model.prepare(first), dict.fromkeys(model.kinds, first))
     plans = {name: each.plan for name, each in passes.items()}
-    fixed = {name: plan for name, plan in plans.items() if isinstance(plan, AttentionPlan)}
-    if len(fixed) < len(plans):  # a scheme caches more than keys
-        return GrowingDecoder(model, cache, positions, PackedModel(model))
     is_static = device == "cuda" if static is None else static
     if is_static and positions.count >= LEAST_PASSES:
-        return StaticDecoder(model, cache, positions, fixed, is_compiled)
+        return StaticDecoder(model, cache, positions, plans, is_compiled)
     packed = PackedModel(model)
-    if static is None and PlannedDecoder.supports(packed, positions, fixed):
+    if static is None and PlannedDecoder.supports(packed, positions, plans):
         return PlannedDecoder(packed, cache, positions)
     return GrowingDecoder(model, cache, positions, packed)
 

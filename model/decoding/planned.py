@@ -15,7 +15,7 @@ from model.cache import Cache, LayerCache
 from model.decoding.packed import PackedBlock, PackedModel
 from model.mixers.mixer import AttentionPass
 from model.mixers.softmax import Attention
-from model.position import AttentionPlan, PositionalScheme
+from model.position import AttentionPlan, ContentPlan, PositionalScheme
 from model.token_positions import TokenPositions
 
 CHUNK = 32  # passes that are planned together
@@ -111,7 +111,7 @@ class PlannedDecoder:
     def supports(
         packed: PackedModel,
         positions: TokenPositions,
-        plans: dict[str, AttentionPlan],
+        plans: dict[str, AttentionPlan | ContentPlan],
     ) -> bool:
         """Whether all layers are attention to all earlier tokens of rows of equal length, under
         schemes that map queries and keys linearly, or act on distances alone."""

@@ -25,7 +25,7 @@ from model.cache import Cache, CacheIndex, LayerCache
 from model.decoding.packed import Layer, PackedModel
 from model.mixers.mixer import AttentionPass
 from model.mixers.recurrence import LayerState
-from model.position import AttentionContext, AttentionPlan, PositionalScheme
+from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionalScheme
 from model.position.table import trainable
 from model.token_positions import TokenPositions
 from model.transformer import TokenChunk, Transformer
@@ -398,7 +398,7 @@ class StaticDecoder:
         model: Transformer,
         cache: Cache,
         positions: TokenPositions,
-        plans: dict[str, AttentionPlan],
+        plans: dict[str, AttentionPlan | ContentPlan],
         is_compiled: bool = False,
     ):
         self.model = model
@@ -409,7 +409,7 @@ class StaticDecoder:
         self,
         source: Cache,
         positions: TokenPositions,
-        plans: dict[str, AttentionPlan],
+        plans: dict[str, AttentionPlan | ContentPlan],
         is_compiled: bool,
     ) -> None:
         model = self.model

@@ -216,8 +216,8 @@ class AttentionContext:
         return lambda b, i, j: in_32_bits(q_position[b, i]) - in_32_bits(k_position[b, j])
 
 
-# Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E) or None, and
-# the positions of the T tokens to their extras (B, T, E).
+# Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E), at least of
+# the last one, or None, and the positions of the T tokens to their extras (B, T, E).
 Accumulate = Callable[[Tensor, Tensor | None, TokenPositions], Tensor]
 
 
@@ -229,8 +229,9 @@ class ExtrasCache(Protocol):
         features: Tensor,
         accumulate: Accumulate,
         new: TokenPositions,
-    ) -> Tensor:
-        """Add the extras of the new tokens (B, T, F); returns those of all keys (B, S, E)."""
+    ) -> tuple[Tensor, Tensor]:
+        """Add the extras of the new tokens; returns them (B, T, E) and those of all keys (B, S,
+        E)."""
         ...
 
 
@@ -594,7 +595,7 @@ class ContentScheme(PositionalScheme):
         new: TokenPositions,
         tables: tuple[Tensor, ...],
     ) -> Tensor:
-        """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens: by
+        """Extras (B, T, E) of tokens from their features and the extras of the tokens before: by
         default, the features."""
         return features
 
@@ -603,11 +604,12 @@ class ContentScheme(PositionalScheme):
         self,
         q: Tensor,
         k: Tensor,
+        own: Tensor,
         extras: Tensor,
         plan: ContentPlan,
     ) -> list[AttentionView]:
-        """The attention views of queries (B, H, T, D), cached keys (B, G, S, ·) and the extras (B,
-        S, E) of all keys."""
+        """The attention views of queries (B, H, K, D), cached keys (B, G, S, ·), and the extras of
+        the queries' tokens (B, K, E) and of all keys (B, S, E)."""
 
     def write(
         self,
@@ -629,6 +631,12 @@ class ContentPlan:
     scheme: ContentScheme
     context: AttentionContext
     mask: AttentionMask
+    is_uniform = False
+
+    @property
+    def is_unordered(self) -> bool:
+        """See `AttentionPlan`."""
+        return not self.scheme.settings.reads_between
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
@@ -638,11 +646,11 @@ class ContentPlan:
         with no_autocast(x):
             features = scheme.features(precise(x), tables)
             if layer_cache is None or not scheme.caches_extras:
-                extras = accumulate(features, None, self.context.new)
+                own = extras = accumulate(features, None, self.context.new)
             else:
-                extras = layer_cache.extend_extras(features, accumulate, self.context.new)
-        own = extras[:, extras.shape[1] - x.shape[1] :]
+                own, extras = layer_cache.extend_extras(features, accumulate, self.context.new)
+        of_queries = self.context.of_queries(own)
         return AttentionPlan(
-            read=lambda q, k: scheme.read(q, k, extras, self),
+            read=lambda q, k: scheme.read(q, k, of_queries, extras, self),
             write=lambda k: scheme.write(k, own, tables),
         )

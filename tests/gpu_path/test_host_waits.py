@@ -19,8 +19,8 @@ from tests.model.zoo import CASES
 pytestmark = needs_patched_torch
 
 BUDGET = json.loads(Path(__file__).with_name("host_waits.json").read_text())
-# Without waits; ragged tables; a mask of two views; explicit weights.
-QUICK = ["rope", "unit_interval-current", "rope-rerope", "cope"]
+# Without waits; ragged tables; a mask of two views; explicit weights; caches of sums.
+QUICK = ["rope", "unit_interval-current", "rope-rerope", "cope", "fox"]
 CHUNK = 20  # cases of one process
 
 

@@ -82,7 +82,7 @@ def test_passes_match_a_full_pass(case, static):
     check(shared(case), static)
 
 
-@pytest.mark.parametrize("name", ["rope", "stick_breaking", "cope"])
+@pytest.mark.parametrize("name", ["rope", "stick_breaking", "cope", "fox"])
 @pytest.mark.parametrize("sinks", [0, 2])
 @pytest.mark.parametrize("prompt", [1, 9])
 def test_static_windows_that_wrap_several_times(name, sinks, prompt):
@@ -103,8 +103,7 @@ def test_tables_reach_the_last_token(static):
         *((case, None, PlannedDecoder) for case in ("rope", "xpos", "t5", "rope-yarn-auto")),
         *((case, None, GrowingDecoder) for case in ("learned", "cope", "rope-window", "fox")),
         ("rope-self-extend", False, GrowingDecoder),
-        *((case, True, StaticDecoder) for case in ("rope-self-extend", "cope", "pattern-none")),
-        *((case, True, GrowingDecoder) for case in ("fox", "path", "selective_rope", "carope")),
+        *((case, True, StaticDecoder) for case in ("rope-self-extend", "cope", "fox", "path")),
     ],
 )
 @torch.no_grad()
@@ -286,6 +285,8 @@ COMPILED = [
     "rope-sinks",
     "rope-self-extend",
     "cope",
+    "fox",
+    "carope",
     "stick_breaking",
     "pattern-none",
     "latent-rope",

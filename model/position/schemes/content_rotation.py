@@ -69,8 +69,8 @@ class ContentRotation(ContentScheme):
         angle = repeated(angle, k.shape[1])  # (B, G or H, T, D/2)
         return rotate(k, angle.cos(), angle.sin())
 
-    def read(self, q, k, extras, plan):
-        turned = self.write(q, plan.context.of_queries(extras), ())
+    def read(self, q, k, own, extras, plan):
+        turned = self.write(q, own, ())
         return [AttentionView(turned, k, plan.mask)]
 
 

@@ -31,6 +31,13 @@ class FoxSettings(ContentSettings):
     theta: float = setting(10_000.0, "base of the RoPE frequencies with rotary", gt=1)
 
 
+def parts(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Integer and fractional parts of float64 sums, so that float32 differences are exact to
+    1e-7."""
+    whole = sums.detach().floor()
+    return whole.to(dtype), (sums - whole).to(dtype)
+
+
 class Fox(ContentScheme):
     """logit += c_n − c_m, c_n = Σ_{t≤n} ln σ(w_h·x_t + β_h), after the 1/√D scale; 0 for n = m.
 
@@ -83,26 +90,23 @@ class Fox(ContentScheme):
     def write(self, k, extras, tables):
         return rotate(k, tables[1], tables[2]) if self.settings.rotary else k
 
-    def read(self, q, k, extras, plan):
+    def read(self, q, k, own, extras, plan):
         context = plan.context
         if self.settings.rotary:
             _, cos, sin = context.tables
             q = rotate(q, context.of_queries(cos), context.of_queries(sin))
-        return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
+        return [AttentionView(q, k, self._mask(context, own, extras, mask_dtype(q)))]
 
     def _mask(
         self,
         context: AttentionContext,
+        own: Tensor,
         extras: Tensor,
         dtype: torch.dtype,
     ) -> AttentionMask:
-        # Integer and fractional parts, so that float32 differences are exact to 1e-7.
         sums = extras.transpose(1, 2)  # (B, H, S)
-        whole = sums.detach().floor()
-        k_whole = whole.to(dtype)
-        k_rest = (sums - whole).to(dtype)
-        q_whole = context.of_queries(k_whole, 2)
-        q_rest = context.of_queries(k_rest, 2)
+        k_whole, k_rest = parts(sums, dtype)
+        q_whole, q_rest = parts(own.transpose(1, 2), dtype)
         if self.settings.sink_logit == "none":
             # A term of the query alone shifts all of its logits, which softmax ignores: its
             # gradient is 0.

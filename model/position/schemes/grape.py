@@ -119,11 +119,10 @@ class GrapeAp(ContentScheme):
         rotated = rotate(F.rms_norm(p, (features,)), cos, -sin)
         return torch.cat([p, rotated], dim=1).transpose(1, 2).flatten(2)
 
-    def read(self, q, k, extras, plan):
-        context = plan.context
-        slopes = context.tables[0][:, None, None]
-        p, rotated = by_head(extras, 2 * self.geometry.heads).chunk(2, dim=1)  # (B, H, S, F)
-        p = context.of_queries(p, dim=2)
+    def read(self, q, k, own, extras, plan):
+        slopes = plan.context.tables[0][:, None, None]
+        p, _ = by_head(own, 2 * self.geometry.heads).chunk(2, dim=1)  # (B, H, K, F)
+        _, rotated = by_head(extras, 2 * self.geometry.heads).chunk(2, dim=1)  # (B, H, S, F)
 
         def weights_fn(block: QueryBlock) -> Tensor:
             products = p[:, :, block.start : block.stop] @ rotated[:, :, block.keys].mT

@@ -86,7 +86,7 @@ class PathAttention(ContentScheme):
         w = unit(w.unflatten(-1, (groups, -1))).flatten(2)
         return torch.cat([w, strength, kept_history], dim=-1)
 
-    def read(self, q, k, extras, plan):
+    def read(self, q, k, own, extras, plan):
         groups = self.geometry.kv_heads
         w, strength = extras[..., : self._kept].tensor_split([-groups], dim=-1)
         w = by_head(w, groups)  # (B, G, S, D)

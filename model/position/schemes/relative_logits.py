@@ -48,9 +48,9 @@ class RelativeLogits(ContentScheme):
         """(B, T, H·R) weights of the profiles."""
         return linear(x, self.mix)
 
-    def read(self, q, k, extras, plan):
+    def read(self, q, k, own, extras, plan):
         context = plan.context
-        weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))
+        weights = own.unflatten(2, (self.geometry.heads, -1))
         with no_autocast(q):
             rows = weights @ self.profiles.to(weights.dtype)  # (B, Q, H, E)
         separation = context.separation()

@@ -53,13 +53,13 @@ class Wall(ContentScheme):
         # In float64, because float32 cannot resolve single gates after 50,000 tokens.
         return running_sum(features.double(), latest(past), new)
 
-    def read(self, q, k, extras, plan):
+    def read(self, q, k, own, extras, plan):
         k_decay = by_head(extras, self.geometry.heads)
-        q_decay = plan.context.of_queries(k_decay, dim=2)
+        q_decay = by_head(own, self.geometry.heads)
 
         def weights(block: QueryBlock) -> Tensor:
-            own = q_decay[:, :, block.start : block.stop]
-            scores = decayed_scores(block, own, k_decay[:, :, block.keys])
+            here = q_decay[:, :, block.start : block.stop]
+            scores = decayed_scores(block, here, k_decay[:, :, block.keys])
             return block.weights_of(scores * block.scale)
 
         return [AttentionView(q, k, plan.mask, weights)]
