@@ -75,7 +75,9 @@ def rotation_factors(cos: Tensor, sin: Tensor, layout: str) -> Factors:
     # (B or 1, 1 or H, T, 2, R) or, interleaved, (B or 1, 1 or H, T, R, 2)
     pairs = -2 if layout == "half" else -1
     own = torch.stack([cos, cos], dim=pairs)
-    partner = torch.stack([-sin, sin], dim=pairs)
+    # by a product: a stack of -sin and sin would be a kernel of its own in compiled decoding
+    sign = torch.arange(-1, 2, 2, dtype=sin.dtype, device=sin.device)
+    partner = torch.stack([sin, sin], dim=pairs) * (sign[:, None] if pairs == -2 else sign)
     return own.flatten(-2), partner.flatten(-2)
 
 
