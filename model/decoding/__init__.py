@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Cache
-from model.decoding.packed import PackedModel, pack
+from model.decoding.packed import PackedModel, is_transposed, pack
 from model.decoding.planned import PlannedDecoder
 from model.decoding.static import LEAST_PASSES, StaticDecoder
 from model.token_positions import TokenPositions
@@ -32,7 +32,7 @@ def make_decoder(
     """A function from the next tokens (B,) to the logits (B, V) after them.
 
     Args:
-        model: a model in evaluation mode. It need not be packed; `pack` saves the copies.
+        model: a model in evaluation mode. See `pack`.
         cache: of the preceding tokens, which only the decoder may use from now on.
         positions: of the tokens of all passes; `position_end` is that of the last.
         static: use a static cache where passes are the same operations; None: on a GPU.
@@ -43,6 +43,8 @@ def make_decoder(
     is_sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
     if torch.is_autocast_enabled(device) or not positions.count or is_sharded:
         return GrowingDecoder(model, cache, positions)
+    if not is_transposed(model.embed.weight):
+        pack(model)  # copies would take the memory again
     first = positions.part(0, 1)
     passes = model.passes(cache.batch, model.prepare(first), dict.fromkeys(model.kinds, first))
     plans = {name: each.plan for name, each in passes.items()}

@@ -22,7 +22,13 @@ from model.block import Block, Norm
 from model.cache import LayerCache
 from model.mixers.mixer import AttentionPass
 from model.mixers.softmax import Attention
+from model.position.table import trainable
 from model.transformer import TokenChunk, Transformer
+
+
+def is_transposed(weight: Tensor) -> bool:
+    """Whether `joined_weight` stores a weight as (in, out): on a CPU."""
+    return weight.device.type == "cpu"
 
 
 def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
@@ -32,7 +38,7 @@ def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
     if stored is not None:
         return stored
     weights = [linear.weight.detach() for linear in linears]
-    if weights[0].device.type == "cpu":
+    if is_transposed(weights[0]):
         return torch.cat([weight.t() for weight in weights], dim=1).contiguous()
     return torch.cat(weights).t()
 
@@ -44,10 +50,13 @@ def store_joined(linears: Sequence[nn.Linear]) -> None:
     second copy, and weights loaded in place later are those of the matrix too. Weights that are
     stored so already keep their matrix, which models with the same parameters then share.
     """
+    if _stored_matrix(linears) is not None:
+        return
     widths = [linear.out_features for linear in linears]
-    parts = joined_weight(linears).split(widths, dim=1)
-    for linear, part in zip(linears, parts, strict=True):
-        linear.weight.data = part.t()
+    with trainable():
+        parts = joined_weight(linears).split(widths, dim=1)
+        for linear, part in zip(linears, parts, strict=True):
+            linear.weight.data = part.t()
 
 
 def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
@@ -55,7 +64,7 @@ def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
     first = linears[0].weight.detach()
     width = sum(linear.out_features for linear in linears)
     inputs = linears[0].in_features
-    strides = (width, 1) if first.device.type == "cpu" else (1, inputs)
+    strides = (width, 1) if is_transposed(first) else (1, inputs)
     start = first.untyped_storage().data_ptr()
     offset = first.storage_offset()
     for linear in linears:
@@ -290,7 +299,8 @@ def pack(model: Transformer) -> Transformer:
     which is transposed on a CPU. Parameters keep their names, shapes and values; they become views.
     Moving, casting or copying the model undoes it.
 
-    Models decode equally fast without it, with a copy of the weights during a generation.
+    On a GPU the first generation packs the model. On a CPU, models decode equally fast without it,
+    with a copy of the weights during a generation.
     """
     if model.head is not None:
         store_joined([model.head])

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels as kernels
 from model import TokenPositions, Transformer, decoding
-from model.decoding import GrowingDecoder, make_decoder, pack, planned, static
+from model.decoding import GrowingDecoder, make_decoder, pack, packed, planned, static
 from model.decoding.planned import PlannedDecoder
 from model.decoding.static import StaticDecoder
 from tests.model.zoo import (
@@ -321,6 +321,33 @@ def test_equal_layers_are_one_compiled_function(case, monkeypatch, fresh_dynamo)
         counts[name] = max(counts[name], counter.frame_count)
     kinds = len(set(model.settings.layer_kinds))
     assert counts == {"_begin": 1, "_layer": kinds, "_end": 1}
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention_bias": "all"}], ids=str)
+@torch.no_grad()
+def test_decoding_on_a_gpu_stores_weights_once(settings, monkeypatch):
+    """... each in its own layout, one after the other, whose values can still change."""
+    for module in (packed, decoding):
+        monkeypatch.setattr(module, "is_transposed", lambda weight: False)
+    model = randomized(build("rope", **settings))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    sizes = GENERATIONS[0]
+    with torch.inference_mode():
+        _, decode = generated(model, *sizes)
+    joined = [
+        linear.weight.untyped_storage()
+        for block in decode._kept.blocks
+        for linear in (block.qkv, block.out, block.gate_up, block.down)
+    ]
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    assert {storage.data_ptr() for storage in joined} <= own
+    matrices = sum(weight.nbytes for block in model.layers for weight in block.parameters())
+    assert sum(storage.nbytes() for storage in joined) < matrices
+    for name, weight in model.named_parameters():
+        assert weight.is_contiguous() and not weight.is_inference()
+        assert torch.equal(weight, before[name])
+        weight.requires_grad_()
+    check_equal(model, *sizes)
 
 
 @pytest.mark.parametrize("settings", BLOCKS[:-1], ids=str)
