@@ -7,15 +7,18 @@ does not find faults of the tests.
 
 import shutil
 import sys
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module
 
+import generation.decoding
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import TokenPositions
-from model.decoding import pack
+from model import TokenPositions, Transformer
+from model.decoding import make_decoder, pack
+from model.decoding.packed import _stored_matrix, joined_layers
 from run_directory.metrics_file import read_metrics
 from tests.gpu_path.common import LAYOUTS, flex_tests, gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
@@ -29,6 +32,7 @@ from tests.training.conftest import (  # noqa: F401
 )
 
 LENGTH = 200  # more than one block of FlexAttention
+SEEDS = [[0, 1], [0, 1], [2, 3]]  # of the rows
 # Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other
 # kinds.
 SCHEMES = [
@@ -143,20 +147,102 @@ def test_fused_kernels_of_training(case, device):
     assert found in passes, found
 
 
-@on_gpu(SCHEMES, "alibi")
-def test_greedy_tokens_are_those_of_full_passes(case, device):
-    """Decoding with the cache, one row shorter than the other: each token has the highest logit, or
-    one that differs by rounding only."""
-    net = pack(gpu_model(case).to(device).eval())
-    prompts = [[5, 6, 7, 8], [9, 4]]
-    tokens = Generation(net, prompts, 5, SamplingParams(temperature=0))
-    made = [list(step) for step in tokens]
+PROMPTS = [[5, 6, 7, 8], [9, 4]]
+GREEDY = SamplingParams(temperature=0)
+
+
+def check_greedy(net: Transformer, prompts: list[list[int]], made: list[list[int | None]]) -> None:
+    """Each token has the highest logit of a full pass, or one that differs by rounding only."""
+    device = net.embed.weight.device
     for row, prompt in enumerate(prompts):
         for n, step in enumerate(made):
             before = torch.tensor([prompt + [int(step[row]) for step in made[:n]]], device=device)
             with torch.no_grad():
                 logits = net(before, TokenPositions.plain(before.shape[1], device=device))[0, -1]
             assert float(logits.max() - logits[int(step[row])]) < 1e-3
+
+
+@on_gpu([*SCHEMES, "carope", "wall", "rope-window"], "alibi")
+def test_greedy_tokens_are_those_of_full_passes(case, device):
+    """Decoding with the cache, one row shorter than the other."""
+    net = pack(gpu_model(case).to(device).eval())
+    check_greedy(net, PROMPTS, list(Generation(net, PROMPTS, 5, GREEDY)))
+
+
+@pytest.fixture
+def static_on_a_cpu(monkeypatch):
+    """Decode with a static cache on every device; a CPU compiles with the graphs of Dynamo alone."""
+    monkeypatch.setattr(generation.decoding, "make_decoder", partial(make_decoder, static=True))
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+@on_gpu(["rope", "t5", "fox", "path", "cope", "rope-window"], "fox")
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_later_generations_replay_a_kept_recording(
+    case, device, is_compiled, static_on_a_cpu, fresh_dynamo
+):
+    """... with the weights of their time, also after generations of another shape."""
+    net = gpu_model(case).to(device).eval()
+
+    def made(prompts):
+        return list(Generation(net, prompts, 9, GREEDY, is_compiled=is_compiled))
+
+    first = made(PROMPTS)
+    check_greedy(net, PROMPTS, first)
+    kept = list(net.recordings)
+    assert made(PROMPTS) == first
+    alone = made(PROMPTS[:1])
+    check_greedy(net, PROMPTS[:1], alone)
+    assert made(PROMPTS) == first and made(PROMPTS[:1]) == alone
+    assert len(net.recordings) == 2 and net.recordings[1] is kept[0]
+    if device == "cuda":
+        assert all(recording.graph is not None for recording in net.recordings)
+        layers = [linears for block in net.layers for linears in joined_layers(block)]
+        assert all(_stored_matrix(linears) is not None for linears in layers)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in net.parameters():  # as an optimizer
+            weight += 0.2 * torch.randn(weight.shape, generator=generator).to(device)
+    changed = made(PROMPTS)
+    check_greedy(net, PROMPTS, changed)
+    assert changed != first
+    assert net.recordings[0] is kept[0]
+
+
+@on_gpu(["rope", "fox"], "rope")
+def test_sampled_tokens_depend_on_the_seeds_alone(case, device, static_on_a_cpu):
+    """Random numbers are drawn before the recorded passes, which would repeat theirs."""
+    net = gpu_model(case).to(device).eval()
+    sampling = SamplingParams(temperature=1.5, top_p=0.95)
+    made = [list(Generation(net, PROMPTS, 12, sampling, seeds=seeds)) for seeds in SEEDS]
+    assert made[0] == made[1] and made[0] != made[2]
+    rows = list(zip(*made[2], strict=True))
+    assert len(set(rows[0])) > 3 and rows[0] != rows[1]
+    assert list(zip(*made[0], strict=True))[1] != rows[1]
+
+
+@on_gpu([True], False)
+def test_recordings_outlive_others(case, device, static_on_a_cpu):
+    """Their addresses are of memory that is theirs, cuBLAS's workspace as well."""
+    sizes = {"dim": 1024, "head_dim": 64} if case else {}
+    net, other = (
+        build("rope", dtype=torch.float32, layers=2, **sizes).to(device).eval() for _ in range(2)
+    )
+    prompts = [PROMPTS[0]] * 5
+
+    def made(model):
+        return list(Generation(model, prompts, 12, GREEDY))
+
+    first = made(net)
+    made(other)
+    other.recordings.clear()
+    if case:
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    blocks = [torch.full((1 << 20,), torch.nan, device=device) for _ in range(200 if case else 1)]
+    assert made(net) == first
+    assert all(block.isnan().all() for block in blocks)
 
 
 @on_gpu([True], False, pytest.mark.slow)
