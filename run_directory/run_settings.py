@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from data.data_settings import DataSettings
-from data.sampling.window_order import StepRange, StepRanges
+from data.sampling.window_order import StepRange, samples_before
 from model.model_settings import ModelSettings
 from run_directory.training_settings import TrainingSettings, WsdSchedule, step_ranges_of
 from settings.fields import StrictSettings, counts_if_changed, may_change, setting
@@ -94,8 +94,7 @@ class RunSettings(StrictSettings):
 
     def tokens_after(self, step: int) -> int:
         """Target tokens of the first `step` updates."""
-        shares = StepRanges(self.plan).shares(0, step)
-        return sum(share.length * (share.stop - share.first) for share in shares)
+        return sum(group.length * group.samples for group in samples_before(self.plan, step))
 
     @property
     def trained_tokens(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from data import check_texts, is_prepared
-from data.sampling.window_order import StepRanges
+from data.sampling.window_order import samples_before
 from model import TokenPositions, Transformer
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
@@ -69,11 +69,14 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
 
 def flops_left(settings: RunSettings, model: Transformer) -> float:
     """Training FLOPs of the steps of a run, in a fork without those of its parent."""
-    shares = StepRanges(settings.plan).shares(settings.first_step, settings.steps)
-    return sum(
-        share.length * (share.stop - share.first) * model.flops_per_token(share.length)
-        for share in shares
-    )
+
+    def flops(step: int) -> float:
+        return sum(
+            group.samples * group.length * model.flops_per_token(group.length)
+            for group in samples_before(settings.plan, step)
+        )
+
+    return flops(settings.steps) - flops(settings.first_step)
 
 
 def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) -> float:
@@ -90,11 +93,8 @@ def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) 
     settings = settings.model_copy(update={"model": stage.model})
     model = make_model(settings, vocab_size).initialize(settings.seed).to(run.device).train()
     state = TrainState.create(model, settings, parallel)
-    tokens = torch.randint(vocab_size, (size, stage.length), device=run.device)
-    if parallel.shard is not None:
-        tokens = parallel.shard.select(tokens)
-    positions = TokenPositions.plain(stage.length, device=run.device)
-    part = MicroBatch(tokens, tokens, positions)
+    tokens = torch.randint(vocab_size, (size, stage.length))
+    part = MicroBatch(tokens, tokens, TokenPositions.plain(stage.length)).to(parallel)
     batch = StepBatch(stage, [part], size * stage.length * parallel.data_world)
     times = []
     for _ in range(1 + MEASURED_STEPS):

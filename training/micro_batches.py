@@ -3,20 +3,15 @@
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from data import GeneratedData, RunData
-from data.sampling.batches import (
-    TENSORS,
-    Batch,
-    BatchSampler,
-    ItemSampler,
-    RunSampler,
-    TrainingText,
-)
+from data.sampling.batches import Batch, BatchSampler, ItemSampler, RunSampler, TrainingText
 from errors import TrainingError
 from model import TokenPositions
 from run_directory.run_settings import RunSettings
@@ -63,7 +58,7 @@ def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some of a step's sequences, on the device.
+    """Some of a step's sequences.
 
     Attributes:
         tokens, targets: (b, T), or (b, T / N) if a context group of N ranks shares the sequences.
@@ -75,6 +70,20 @@ class MicroBatch:
     targets: Tensor
     positions: TokenPositions
     rows: slice = field(default_factory=lambda: slice(None))
+
+    def to(self, parallel: Parallel) -> "MicroBatch":
+        """The micro-batch on the device, each context group with its share of the tokens. The host
+        does not wait for copies from page-locked memory."""
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(parallel.device, non_blocking=True)
+
+        tokens = moved(self.tokens)
+        targets = moved(self.targets)
+        if parallel.shard is not None:
+            tokens = parallel.shard.select(tokens)
+            targets = parallel.shard.select(targets)
+        return MicroBatch(tokens, targets, self.positions.map(moved), self.rows)
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,18 @@ def step_batches(
     Raises DataError, in the step it belongs to, where the text cannot be read.
     """
 
-    def read(step: int) -> Batch:
+    is_pinned = parallel.device.type == "cuda"
+
+    def read(step: int) -> StepBatch:
+        stage = schedule.stage(step)
         batch = sampler.batch(step, parallel.data_rank, parallel.data_world)
-        return batch.pinned() if parallel.device.type == "cuda" else batch
+        parts = micro_batches(batch, stage.micro_batch_size, stage.length, is_pinned)
+        facts: dict = {"targets": batch.n_targets}
+        passes = sampler.passes(step + 1)
+        if len(passes) > 1:
+            facts["passes"] = passes
+        facts |= {"epoch": batch.epoch, "data": batch.hash}
+        return StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         steps = range(start, schedule.steps)
@@ -116,37 +134,34 @@ def step_batches(
             batch = reads.popleft().result()
             if step + AHEAD in steps:
                 reads.append(thread.submit(read, step + AHEAD))
-            stage = schedule.stage(step)
-            parts = micro_batches(batch, stage.micro_batch_size, stage.length, parallel)
-            facts: dict = {"targets": batch.n_targets}
-            if batch.passes:
-                facts["passes"] = batch.passes
-            facts |= {"epoch": batch.epoch, "data": batch.hash}
-            yield StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
+            yield replace(batch, parts=[part.to(parallel) for part in batch.parts])
 
 
-def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:
-    """Split a batch, pinned for a GPU, into groups of at most `size` sequences on the device. The
-    host does not wait for the copies. `length` is the declared length of every row."""
+def micro_batches(
+    batch: Batch, size: int, length: int, is_pinned: bool = False
+) -> list[MicroBatch]:
+    """Split a batch into groups of at most `size` sequences on the host, in page-locked memory if
+    `is_pinned`. `length` is the declared length of every row."""
+
+    def tensor(x: np.ndarray, rows: slice) -> Tensor:
+        # An array with one row is shared by every sequence.
+        tensor = torch.tensor(x if len(x) == 1 else x[rows])
+        return tensor.pin_memory() if is_pinned else tensor
+
+    placed = batch.positions
     parts = []
     for start in range(0, len(batch.tokens), size):
         rows = slice(start, start + size)
-        tokens, targets, order, position, document = (
-            # A tensor with one row is shared by every sequence.
-            (x if len(x) == 1 else x[rows]).to(parallel.device, non_blocking=True)
-            for x in (getattr(batch, name) for name in TENSORS)
-        )
-        if parallel.shard is not None:
-            tokens = parallel.shard.select(tokens)
-            targets = parallel.shard.select(targets)
         positions = TokenPositions(
-            order=order,
-            position=position,
-            document=document,
-            layout=batch.layout,
-            position_end=batch.position_end,
+            order=tensor(placed.order, rows),
+            position=tensor(placed.position, rows),
+            document=tensor(placed.document, rows),
+            layout=placed.layout,
+            position_end=placed.position_end,
             lengths=(length,),
-            unit_steps=batch.unit_steps,
+            unit_steps=placed.unit_steps,
         )
+        tokens = tensor(batch.tokens, rows)
+        targets = tensor(batch.targets, rows)
         parts.append(MicroBatch(tokens, targets, positions, rows))
     return parts

@@ -11,13 +11,12 @@ parts of the stream, one window after the other, with the documents and orders o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from data.files import sha256_of
 from data.random_draws import permuted
@@ -32,15 +31,13 @@ from data.sampling.positions import (
 from data.sampling.window_order import (
     MixturePattern,
     StepRange,
-    StepRanges,
+    samples_before,
     stream_key,
     window_samplers,
 )
 from data.store import TokenStore
 from data.task_data import SymbolItems
 from errors import DataError
-
-TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
 
 
 @dataclass(frozen=True)
@@ -49,49 +46,13 @@ class Batch:
     rows of this rank.
     """
 
-    tokens: torch.Tensor  # (b, T) int64
-    targets: torch.Tensor  # (b, T) int64, IGNORED where the next token is in another document
-    # (b, T) int64, or (1, T) in layout "plain"; the same for position and document
-    order: torch.Tensor
-    position: torch.Tensor  # float64 if the positional sampler draws real numbers
-    document: torch.Tensor
-    layout: str  # "plain" | "packed"
-    position_end: int  # 1 + largest position, rounded up
-    unit_steps: bool  # positions of neighboring tokens in a document differ by 1
+    tokens: np.ndarray  # (b, T) int64
+    targets: np.ndarray  # (b, T) int64, IGNORED where the next token is in another document
+    positions: PositionedTokens  # (b, T) or, in layout "plain", (1, T)
     n_targets: int  # targets included in the loss of the whole step, over all ranks
     epoch: int  # of the first window of the step
     # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
     hash: str
-    # `BatchSampler.passes` after this step, by label; empty without a mixture
-    passes: dict[str, float] = field(default_factory=dict)
-
-    def pinned(self) -> "Batch":
-        """The batch in page-locked memory, from which copies to a GPU do not block the host."""
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
-
-
-def make_batch(
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    placed: PositionedTokens,
-    *,
-    n_targets: int,
-    hash: str,
-    epoch: int,
-    passes: dict[str, float],
-) -> Batch:
-    """The batch of one rank, from its inputs and targets (b, T)."""
-    arrays = (inputs, targets, placed.order, placed.position, placed.document)
-    return Batch(
-        *map(torch.tensor, arrays),
-        layout=placed.layout,
-        position_end=placed.position_end,
-        unit_steps=placed.unit_steps,
-        n_targets=n_targets,
-        epoch=epoch,
-        hash=hash,
-        passes=passes,
-    )
 
 
 def content_hash(inputs: np.ndarray, targets: np.ndarray) -> str:
@@ -163,10 +124,11 @@ class _TokenStream:
 
 
 class Window(NamedTuple):
-    """The location of a sample: a stream, and the offset of the first input in it."""
+    """A sample: `length` inputs of a stream from token `start` on, and the target of the last."""
 
     stream: _TokenStream
     start: int
+    length: int
 
 
 class BatchSampler:
@@ -193,126 +155,101 @@ class BatchSampler:
         is_carried: bool = False,
     ):
         self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
-        self.plan = StepRanges(plan)
+        self.plan = plan
         self.packing = packing
         self.seed = seed
         self.positions = positions
         self.is_carried = is_carried
-        self._pattern = MixturePattern([text.share for text in self.texts])
-        self._check()
+        self._mixture = MixturePattern([text.share for text in self.texts])
+        groups = samples_before(plan, sum(step_range.steps for step_range in plan))
+        lengths = [group.length for group in groups]
+        samples = np.array([group.samples for group in groups])
         self._samplers = []
         for source, text in enumerate(self.texts):
-            totals = self._pattern.before(source, np.array(self.plan.samples)).tolist()
-            samplers = window_samplers(
-                text.store.n_tokens,
-                self.plan.lengths,
-                totals,
-                seed=seed,
-                source=source,
+            needed = max(lengths) * (plan[0].batch_size if is_carried else 1) + 1
+            if text.store.n_tokens < needed:
+                raise DataError(
+                    f"{text.store.folder} has {text.store.n_tokens:,} tokens, fewer than the "
+                    f"{needed:,} of one window per row; decrease train_length or prepare more text"
+                )
+            totals = self._mixture.before(source, samples).tolist()
+            self._samplers.append(
+                window_samplers(text.store.n_tokens, lengths, totals, seed=seed, source=source)
             )
-            self._samplers.append(samplers)
         # A step may span two epochs of each text.
         self._stream = lru_cache(maxsize=2 * len(self.texts))(self._open_stream)
 
     def _open_stream(self, source: int, epoch: int) -> _TokenStream:
         return _TokenStream(self.texts[source].store, source, self.seed, epoch)
 
-    def _check(self) -> None:
-        for length in self.plan.lengths:
-            for text in self.texts:
-                rows = self.plan.at(0).batch_size if self.is_carried else 1
-                needed = rows * length + 1
-                if text.store.n_tokens < needed:
-                    raise DataError(
-                        f"{text.store.folder} has {text.store.n_tokens:,} tokens, fewer than the "
-                        f"{needed:,} of one window per row; decrease train_length or prepare more "
-                        "text"
-                    )
-
-    def passes(self, done: int) -> dict[str, float]:
-        """Number of passes (fractional epochs) over each text after `done` steps, by label."""
+    def passes(self, steps: int) -> dict[str, float]:
+        """Number of passes (fractional epochs) over each text in `steps` steps, by label."""
+        groups = samples_before(self.plan, steps)
         passes = {}
         for source, text in enumerate(self.texts):
-            seen = 0
-            for part in self.plan.shares(0, done):
-                first, stop = self._pattern.before(source, np.array([part.first, part.stop]))
-                seen += part.length * int(stop - first)
-            passes[text.label] = round(seen / (text.store.n_tokens - 1), 6)
+            samples = self._mixture.before(source, np.array([group.samples for group in groups]))
+            tokens = np.array([group.length for group in groups]) @ samples
+            passes[text.label] = round(int(tokens) / (text.store.n_tokens - 1), 6)
         return passes
 
     def windows(self, step: int) -> list[Window]:
         """The samples of a step in order."""
-        (part,) = self.plan.shares(step, step + 1)
-        sample = np.arange(part.first, part.stop)
+        groups = samples_before(self.plan, step)
+        length, batch_size, first = groups[-1]
         if self.is_carried:
-            return self._consecutive(sample, part.length)
-        source = self._pattern.turns(sample)
-        epoch = np.empty_like(sample)
-        start = np.empty_like(sample)
-        for text in np.unique(source).tolist():
-            here = source == text
-            index = self._pattern.before(text, sample[here])
-            epoch[here], start[here] = self._samplers[text][part.group].locate(index)
-        return self._located(source, epoch, start)
-
-    def _consecutive(self, sample: np.ndarray, length: int) -> list[Window]:
-        """The windows of samples whose rows read the stream from one window to the next."""
-        rows = self.plan.at(0).batch_size
-        per_row = (self.texts[0].store.n_tokens - 1) // length // rows
-        step, row = np.divmod(sample, rows)
-        epoch, number = np.divmod(step, per_row)
-        return self._located(np.zeros_like(sample), epoch, (row * per_row + number) * length)
-
-    def _located(self, *places: np.ndarray) -> list[Window]:
-        """Windows by text, epoch of that text, and offset of the first input: arrays (n,)."""
-        rows = zip(*(place.tolist() for place in places), strict=True)
-        return [Window(self._stream(source, epoch), start) for source, epoch, start in rows]
-
-    def _place(
-        self,
-        windows: list[Window],
-        begins: np.ndarray,
-        step: int,
-        number: np.ndarray,
-    ) -> PositionedTokens:
-        """Order, positions and documents of the inputs of windows (b,), whose documents begin where
-        `begins` (b, T) is true. `number` (b,): their indices in the step."""
-        if self.is_carried:
-            places = [stream.places(start, begins.shape[1]) for stream, start in windows]
-            order, document = np.stack(places, axis=1)
-            return PositionedTokens(order, order, document, "packed", True)
-        placed = PACKINGS[self.packing](begins)
-        draws = PositionDraws(self.seed, step, number[:, None], placed.document)
-        return self.positions.apply(placed, draws)
+            per_row = (self.texts[0].store.n_tokens - 1) // length // batch_size
+            epoch, number = divmod(step, per_row)
+            stream = self._stream(0, epoch)
+            starts = [(row * per_row + number) * length for row in range(batch_size)]
+            return [Window(stream, start, length) for start in starts]
+        samples = np.arange(first, first + batch_size)
+        sources = self._mixture.turns(samples)
+        windows: dict[int, Window] = {}
+        for source in np.unique(sources).tolist():
+            own = samples[sources == source]
+            index = self._mixture.before(source, own)
+            located = self._samplers[source][len(groups) - 1].locate(index)
+            for sample, epoch, start in zip(own.tolist(), *located, strict=True):
+                windows[sample] = Window(self._stream(source, int(epoch)), int(start), length)
+        return [windows[sample] for sample in samples.tolist()]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
         windows = self.windows(step)
-        mine = rows_of_rank(len(windows), rank, world)
-        tokens_per_row = self.plan.at(step).length + 1
+        rows = rows_of_rank(len(windows), rank, world)
         # Computed for the whole step from document lengths, so ranks need no communication.
-        begins = np.stack([stream.begins(start, tokens_per_row) for stream, start in windows])
+        begins = np.stack([stream.begins(start, length + 1) for stream, start, length in windows])
         ignored = begins[:, 1:] & (self.packing == "intra_document")
         # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a
         # step.
-        rows = slice(None) if rank == 0 else mine
-        tokens = np.stack([stream.read(start, tokens_per_row) for stream, start in windows[rows]])
+        read = slice(None) if rank == 0 else rows
+        tokens = np.stack(
+            [stream.read(start, length + 1) for stream, start, length in windows[read]]
+        )
         inputs = tokens[:, :-1]
-        targets = np.where(ignored[rows], IGNORED, tokens[:, 1:])
-        digest = ""
-        if rank == 0:
-            digest = content_hash(inputs, targets)
-            inputs = inputs[mine]
-            targets = targets[mine]
-        return make_batch(
-            inputs,
-            targets,
-            self._place(windows[mine], begins[mine, :-1], step, np.arange(len(windows))[mine]),
+        targets = np.where(ignored[read], IGNORED, tokens[:, 1:])
+        own = rows if rank == 0 else slice(None)
+        return Batch(
+            inputs[own],
+            targets[own],
+            self._positions(windows[rows], begins[rows, :-1], step, rows),
             n_targets=int((~ignored).sum()),
             epoch=windows[0].stream.epoch,
-            passes=self.passes(step + 1) if len(self.texts) > 1 else {},
-            hash=digest,
+            hash=content_hash(inputs, targets) if rank == 0 else "",
         )
+
+    def _positions(
+        self, windows: list[Window], begins: np.ndarray, step: int, rows: slice
+    ) -> PositionedTokens:
+        """Order, positions and documents of the inputs of windows (b,), whose documents begin where
+        `begins` (b, T) is true. `rows`: of the windows in the step."""
+        if self.is_carried:
+            places = [stream.places(start, length) for stream, start, length in windows]
+            order, document = np.stack(places, axis=1)
+            return PositionedTokens(order, order, document, "packed", True)
+        placed = PACKINGS[self.packing](begins)
+        number = np.arange(rows.start, rows.stop)[:, None]
+        return self.positions.apply(placed, PositionDraws(self.seed, step, number, placed.document))
 
 
 class ItemSampler:
@@ -338,36 +275,34 @@ class ItemSampler:
     ):
         self.items = items
         self.answers_only = answers_only
-        self.plan = StepRanges(plan)
+        self.plan = plan
         self.seed = seed
         self.positions = positions
-        if min(self.plan.lengths) < items.data.longest or len(self.plan.lengths) > 1:
+        lengths = {step_range.length for step_range in plan}
+        if min(lengths) < items.data.longest or len(lengths) > 1:
             raise DataError(
                 f"training.stages: every window must have train_length tokens, as items of the "
                 f"task {items.task.name} do; remove the lengths of the stages"
             )
 
-    def passes(self, done: int) -> dict[str, float]:
+    def passes(self, steps: int) -> dict[str, float]:
         """No text is repeated."""
         return {}
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
-        (part,) = self.plan.shares(step, step + 1)
-        index = np.arange(part.first, part.stop)
-        mine = rows_of_rank(len(index), rank, world)
+        length, batch_size, first = samples_before(self.plan, step)[-1]
+        rows = rows_of_rank(batch_size, rank, world)
         # All ranks generate all items, as the loss is normalized by their number of targets.
-        rows = self.items.rows(index, part.length, self.answers_only)
-        own = rows.part(mine)
-        number = np.arange(len(index))[mine]
-        return make_batch(
+        items = self.items.rows(np.arange(first, first + batch_size), length, self.answers_only)
+        own = items.part(rows)
+        return Batch(
             own.inputs,
             own.targets,
-            own.placed(self.positions, self.seed, step, number),
-            n_targets=int((rows.targets != IGNORED).sum()),
-            hash=content_hash(rows.inputs, rows.targets) if rank == 0 else "",
+            own.placed(self.positions, self.seed, step, np.arange(rows.start, rows.stop)),
+            n_targets=int((items.targets != IGNORED).sum()),
             epoch=0,
-            passes={},
+            hash=content_hash(items.inputs, items.targets) if rank == 0 else "",
         )
 
 

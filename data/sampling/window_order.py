@@ -11,7 +11,6 @@ from the last chunk of a step range if it does not use all of it.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -31,52 +30,27 @@ class StepRange(NamedTuple):
     steps: int = 0
 
 
-class SampleRange(NamedTuple):
-    """The samples of some steps within one step range."""
+class SampleGroup(NamedTuple):
+    """Samples of consecutive steps with windows of one length. A sample is one window."""
 
     length: int
-    group: int  # index of the group: consecutive step ranges of the same length
-    first: int  # index of the first sample in its group
-    stop: int
+    batch_size: int  # of the last of these steps
+    samples: int
 
 
-class StepRanges:
-    """The step ranges of a run, indexed by step and by sample."""
-
-    def __init__(self, step_ranges: Sequence[StepRange]):
-        self.step_ranges = tuple(step_ranges)
-        self.lengths: list[int] = []  # of each group
-        self.samples: list[int] = []  # of each group; the last has no end
-        # step, group, and sample in it, of each step range
-        self._first: list[tuple[int, int, int]] = []
-        step = 0
-        for step_range in step_ranges:
-            if self.lengths[-1:] != [step_range.length]:
-                self.lengths.append(step_range.length)
-                self.samples.append(0)
-            self._first.append((step, len(self.lengths) - 1, self.samples[-1]))
-            step += step_range.steps
-            self.samples[-1] += step_range.steps * step_range.batch_size
-
-    def at(self, step: int) -> StepRange:
-        """The step range of update `step` (0, 1, ...)."""
-        first = [first for first, _, _ in self._first]
-        return self.step_ranges[bisect_right(first, step) - 1]
-
-    def shares(self, start: int, stop: int) -> list[SampleRange]:
-        """The samples of steps `start` ... `stop` − 1, one entry per step range."""
-        parts = []
-        ends = [*(first for first, _, _ in self._first[1:]), stop]  # the last one has no end
-        for step_range, (first, group, sample), end in zip(
-            self.step_ranges, self._first, ends, strict=True
-        ):
-            begin = max(start, first)
-            steps = min(stop, end) - begin
-            if steps > 0:
-                sample += (begin - first) * step_range.batch_size
-                last = sample + steps * step_range.batch_size
-                parts.append(SampleRange(step_range.length, group, sample, last))
-        return parts
+def samples_before(plan: Sequence[StepRange], step: int) -> list[SampleGroup]:
+    """The samples of the steps before `step`. The last group, that of `step`, may be empty."""
+    groups: list[SampleGroup] = []
+    for step_range in plan:
+        length, batch_size, steps = step_range
+        before = groups.pop().samples if groups and groups[-1].length == length else 0
+        is_last = step < steps or step_range is plan[-1]
+        samples = before + batch_size * (step if is_last else steps)
+        groups.append(SampleGroup(length, batch_size, samples))
+        if is_last:
+            break
+        step -= steps
+    return groups
 
 
 class MixturePattern:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 from data import TokenStore
@@ -66,9 +65,13 @@ def check_ranks(batch_of: Callable[[int, int], Batch], whole: Batch, worlds: Seq
     it."""
     for world in worlds:
         parts = [batch_of(rank, world) for rank in range(world)]
-        for name in ("tokens", "targets", "document", "position"):
-            own = [getattr(part, name).expand(part.tokens.shape) for part in (*parts, whole)]
-            assert torch.equal(torch.cat(own[:-1]), own[-1])
+        arrays = []
+        for batch in (*parts, whole):
+            placed = batch.positions
+            own = (batch.tokens, batch.targets, placed.order, placed.position, placed.document)
+            arrays.append([np.broadcast_to(array, batch.tokens.shape) for array in own])
+        for *own, expected in zip(*arrays, strict=True):
+            assert np.array_equal(np.concatenate(own), expected)
         assert {(part.n_targets, part.epoch) for part in parts} == {(whole.n_targets, whole.epoch)}
         assert [part.hash for part in parts] == [whole.hash] + [""] * (world - 1)
 

@@ -185,9 +185,9 @@ def test_batches_train_answers_and_never_padding(case, bos, loss):
                 for symbol, is_scored in zip(symbols[1:], scored, strict=True)
             ]
             assert batch.targets[row].tolist() == wanted + [IGNORED] * padding
-            assert batch.document[row].tolist() == [0] * n + [-1] * padding
+            assert batch.positions.document[row].tolist() == [0] * n + [-1] * padding
         assert batch.n_targets == (batch.targets != IGNORED).sum()
-        assert batch.layout == "plain"
+        assert batch.positions.layout == "plain"
         check_ranks(
             lambda *ranks, step=step: batches_of(settings).batch(step, *ranks), batch, worlds=[3]
         )

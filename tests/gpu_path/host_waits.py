@@ -37,7 +37,7 @@ from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
-from training.micro_batches import StepBatch, micro_batches
+from training.micro_batches import MicroBatch, StepBatch
 from training.optimizer import Optimizer
 from training.step_guard import StepGuard
 from training.stop_requests import StopRequests
@@ -120,7 +120,7 @@ class OneDevice:
         return nullcontext()
 
 
-def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
+def batch_of(layout: str, length: int, seed: int) -> MicroBatch:
     """A loader's batch: `skipped` leaves positions out, `real` gives fractional ones."""
     tokens = ids(ROWS, length + 1, seed)
     p = TokenPositions.plain(length)
@@ -134,9 +134,7 @@ def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
     elif layout == "real":
         position = p.position.double() + torch.rand(ROWS, length, generator=generator).double()
         p = replace(p, position=position, position_end=length + 1, unit_steps=False)
-    return SimpleNamespace(
-        tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), **vars(p)
-    )
+    return MicroBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), p)
 
 
 def train(case: str, gpu: FakeGpu, layout: str) -> Counter | None:
@@ -160,8 +158,8 @@ def train(case: str, gpu: FakeGpu, layout: str) -> Counter | None:
     )
     for n in range(3):
         gpu.waits.clear()
-        parts = micro_batches(batch_of(layout, length, n), ROWS, length, parallel)
-        batch = StepBatch(stage, parts, n_targets=ROWS * length)
+        part = batch_of(layout, length, n).to(parallel)
+        batch = StepBatch(stage, [part], n_targets=ROWS * length)
         result = train_step(state, batch, parallel, t, StopRequests())
     waits = gpu.waits.copy()
     result.read()

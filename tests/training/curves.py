@@ -51,7 +51,7 @@ class Training:
         stage = self._schedule.stage(number)
         batch = self._sampler.batch(number, parallel.data_rank, parallel.data_world)
         size = stage.micro_batch_size
-        parts = micro_batches(batch, size, stage.length, parallel)
+        parts = [part.to(parallel) for part in micro_batches(batch, size, stage.length)]
         step = StepBatch(stage, parts, batch.n_targets)
         t = self.settings.training
         metrics = train_step(self.state, step, parallel, t, StopRequests()).read()

@@ -2,7 +2,6 @@
 not."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,11 +22,6 @@ from training.settings_checks import check_model
 B = 4
 T = 11
 SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-center", "pose"]
-ALONE = SimpleNamespace(shard=None, device=torch.device("cpu"))
-
-
-def parts_of(batch, size=B):
-    return micro_batches(batch, size, T, ALONE)  # type: ignore[arg-type]
 
 
 def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -> Batch:
@@ -45,17 +39,10 @@ def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -
         rows=np.arange(rows),
     )
     tokens = ids(rows, T, seed=step)
-    order, position, document = (torch.from_numpy(np.array(x)) for x in placed[:3])
-    reach = 1 + max(0, int(np.ceil(placed.position.max())))
     return Batch(
-        tokens,
-        tokens.roll(-1, 1),
-        order,
-        position,
-        document,
-        placed.layout,
-        reach,
-        placed.unit_steps,
+        tokens.numpy(),
+        tokens.roll(-1, 1).numpy(),
+        placed,
         n_targets=tokens.numel(),
         epoch=0,
         hash="",
@@ -65,7 +52,8 @@ def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -
 def losses(net: Transformer, batch: Batch) -> torch.Tensor:
     """(B, T) NLL of the batch's targets."""
     with torch.no_grad():
-        return net(batch.tokens, parts_of(batch)[0].positions, targets=batch.targets)
+        (part,) = micro_batches(batch, B, T)
+        return net(part.tokens, part.positions, targets=part.targets)
 
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
@@ -76,7 +64,8 @@ def test_micro_batches_use_their_own_rows(name, packing):
     whole = losses(net, batch)
     for size in (1, 3):
         with torch.no_grad():
-            parts = [net(x.tokens, x.positions, targets=x.targets) for x in parts_of(batch, size)]
+            split = micro_batches(batch, size, T)
+            parts = [net(x.tokens, x.positions, targets=x.targets) for x in split]
         assert len(parts) == -(-B // size)
         close(torch.cat(parts), whole, atol=1e-12)
 

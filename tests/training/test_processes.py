@@ -35,7 +35,7 @@ from tests.training.curves import CLIP, Training, shared
 from tests.training.net import SKIP
 from tests.training.ranks import BUSY, HOST_TIMEOUT, TIMEOUT
 from tests.training.tiny import cut, lines, trained
-from training.micro_batches import make_sampler
+from training.micro_batches import make_sampler, micro_batches
 from training.parallel import Parallel
 from training.train_state import TrainState
 
@@ -101,10 +101,8 @@ def test_loss_is_mean_over_all_targets(curve, prepared):
     adamw = torch.optim.AdamW(groups, a.lr, a.betas, a.eps, a.weight_decay, foreach=False)
     for n in (1, 2, 3):
         batch = batches.batch(n - 1)
-        positions = TokenPositions(
-            batch.order, batch.position, batch.document, batch.layout, batch.position_end, (24,)
-        )
-        nll = model(batch.tokens, positions, batch.targets)
+        (whole,) = micro_batches(batch, len(batch.tokens), 24)
+        nll = model(whole.tokens, whole.positions, whole.targets)
         loss = nll.sum() / (batch.targets >= 0).sum()
         adamw.zero_grad()
         loss.backward()

@@ -160,7 +160,8 @@ def test_loss_of_the_first_and_last_step_of_a_stage(runs, step, overrides):
     model = run.load(overrides, checkpoint=step).model
     batch = make_sampler(run.settings, run.open_data()).batch(step)
     places = TokenPositions.plain(batch.tokens.shape[1])
-    nll = model(batch.tokens, places, targets=batch.targets).mean()
+    tokens = torch.from_numpy(batch.tokens)
+    nll = model(tokens, places, targets=torch.from_numpy(batch.targets)).mean()
     nll.backward()
     squares = [weight.grad.square().sum() for weight in model.parameters()]
     logged = lines(run.folder, "train")[step]
