@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from data import GeneratedData, RunData
-from data.sampling.batches import Batch, BatchSampler, ItemSampler, RunSampler, TrainingText
+from data.sampling.batches import Batch, BatchSampler, TrainingText
+from data.task_data import ItemSampler
 from errors import TrainingError
 from model import TokenPositions
 from run_directory.run_settings import RunSettings
 from run_directory.training_schedule import Stage, TrainingSchedule
 from training.parallel import Parallel
 
+RunSampler = BatchSampler | ItemSampler
 AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
 
 

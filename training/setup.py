@@ -12,7 +12,6 @@ import torch
 
 from data import GeneratedData, PreparedData, RunData, is_prepared
 from data.files import remove_drafts
-from data.sampling.batches import RunSampler
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
@@ -35,7 +34,7 @@ from settings.load import identity
 from training.description import describe_parent, describe_run
 from training.hardware import peak_memory
 from training.memory_estimate import MemoryEstimate
-from training.micro_batches import make_sampler
+from training.micro_batches import RunSampler, make_sampler
 from training.parallel import Parallel, PlannedProcesses, autocast_type
 from training.settings_checks import check_model, check_processes, input_limit
 from training.stop_requests import StopRequests

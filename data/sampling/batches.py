@@ -36,7 +36,6 @@ from data.sampling.window_order import (
     window_samplers,
 )
 from data.store import TokenStore
-from data.task_data import SymbolItems
 from errors import DataError
 
 
@@ -250,60 +249,3 @@ class BatchSampler:
         placed = PACKINGS[self.packing](begins)
         number = np.arange(rows.start, rows.stop)[:, None]
         return self.positions.apply(placed, PositionDraws(self.seed, step, number, placed.document))
-
-
-class ItemSampler:
-    """Computes the batch of each step of a run on task items, as `BatchSampler` does for text:
-    items are generated as they are needed.
-
-    Args:
-        items: those of training.
-        plan: the step ranges of the run.
-        answers_only: only the tokens of answers are targets.
-        seed: seed of random positions.
-        positions: settings of the positional sampler.
-    """
-
-    def __init__(
-        self,
-        items: SymbolItems,
-        plan: Sequence[StepRange],
-        *,
-        answers_only: bool,
-        seed: int,
-        positions: PlainPositions = PLAIN,
-    ):
-        self.items = items
-        self.answers_only = answers_only
-        self.plan = plan
-        self.seed = seed
-        self.positions = positions
-        lengths = {step_range.length for step_range in plan}
-        if min(lengths) < items.data.longest or len(lengths) > 1:
-            raise DataError(
-                f"training.stages: every window must have train_length tokens, as items of the "
-                f"task {items.task.name} do; remove the lengths of the stages"
-            )
-
-    def passes(self, steps: int) -> dict[str, float]:
-        """No text is repeated."""
-        return {}
-
-    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
-        length, batch_size, first = samples_before(self.plan, step)[-1]
-        rows = rows_of_rank(batch_size, rank, world)
-        # All ranks generate all items, as the loss is normalized by their number of targets.
-        items = self.items.rows(np.arange(first, first + batch_size), length, self.answers_only)
-        own = items.part(rows)
-        return Batch(
-            own.inputs,
-            own.targets,
-            own.placed(self.positions, self.seed, step, np.arange(rows.start, rows.stop)),
-            n_targets=int((items.targets != IGNORED).sum()),
-            epoch=0,
-            hash=content_hash(items.inputs, items.targets) if rank == 0 else "",
-        )
-
-
-RunSampler = BatchSampler | ItemSampler

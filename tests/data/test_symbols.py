@@ -11,10 +11,9 @@ from pydantic import TypeAdapter
 
 from data import DataError, DataSettings, GeneratedData
 from data.data_settings import SymbolSource
-from data.sampling.batches import ItemSampler
 from data.sampling.positions import IGNORED
 from data.sampling.window_order import StepRange
-from data.task_data import SymbolItems, generated
+from data.task_data import ItemSampler, SymbolItems, generated
 from data.tasks import SymbolTaskSettings
 from data.tasks.symbols import Problem
 from data.tokenizers import SymbolTokenizer, load_tokenizer
