@@ -186,9 +186,9 @@ class Metrics:
             self._write_change(stage)
         self.loss = scalars["loss"]
         self._tokens += stage.length * stage.batch_size
-        begun = self._last
-        self.resume_clock()
-        self._seconds += self._last - begun
+        now = time.perf_counter()
+        self._seconds += now - self._last
+        self._last = now
         values: dict[str, Any] = batch.rates | batch.facts
         if "loss_scale" in scalars:
             values["loss_scale"] = scalars["loss_scale"]
