@@ -64,8 +64,7 @@ def rows_of_rank(batch_size: int, rank: int, world: int) -> slice:
     divide equally."""
     if batch_size % world:
         raise DataError(f"the batch size {batch_size} is not a multiple of the {world} processes")
-    share = batch_size // world
-    return slice(rank * share, (rank + 1) * share)
+    return slice(rank * batch_size // world, (rank + 1) * batch_size // world)
 
 
 class TrainingText(NamedTuple):
