@@ -137,7 +137,9 @@ class RunSettings(StrictSettings):
         passes are more than one graph."""
         t = self.training
         rest = t.batch_size % (t.micro_batch_size or t.batch_size)
-        for key, required, is_met in (
+        self._require(
+            "training.cuda_graphs records passes that are equal in every step",
+            "training.cuda_graphs to false",
             ("training.compile", "null or true", t.compile is not False),
             ("training.stages", "one length and batch size", len(self.plan) == 1),
             ("training.micro_batch_size", "a divisor of training.batch_size", rest == 0),
@@ -152,25 +154,24 @@ class RunSettings(StrictSettings):
             ("data.packing", "concat", self.data.packing == "concat"),
             ("data.positions.name", "plain", self.data.positions.name == "plain"),
             ("data.source.name", "a text", not self.data.is_generated),
-        ):
-            if not is_met:
-                raise ValueError(
-                    f"training.cuda_graphs records passes that are equal in every step: set {key} "
-                    f"to {required}, or training.cuda_graphs to false"
-                )
+        )
 
     def _check_carried(self) -> None:
         """Raise ValueError where the rows of batches cannot read consecutive windows."""
-        for key, required, is_met in (
+        self._require(
+            "training.state = carry reads consecutive windows of documents",
+            "training.state to reset",
             ("data.source.name", "a text", not self.data.is_generated),
             ("data.packing", "intra_document", self.data.packing == "intra_document"),
             ("data.positions.name", "plain", self.data.positions.name == "plain"),
             ("data.mixture", "[]", not self.data.mixture),
             ("training.stages", "one length and batch size", len(self.plan) == 1),
             ("training.parallel.context", "1", self.training.parallel.context == 1),
-        ):
+        )
+
+    def _require(self, reason: str, other: str, *conditions: tuple[str, str, bool]) -> None:
+        """Raise ValueError for the first (setting, required value, whether it has it) that is not
+        met; `other`: the setting that could change instead."""
+        for key, required, is_met in conditions:
             if not is_met:
-                raise ValueError(
-                    f"training.state = carry reads consecutive windows of documents: set {key} to "
-                    f"{required}, or training.state to reset"
-                )
+                raise ValueError(f"{reason}: set {key} to {required}, or {other}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from errors import TrainingError
 from model import ModelError, ModelSettings
-from run_directory.position_overrides import override
+from run_directory.position_overrides import meta_model, override
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import StageSettings, as_steps
 
@@ -111,6 +111,19 @@ def last_trained(settings: RunSettings, step: int) -> tuple[RunSettings, str]:
     ]
     line = f"positions as last trained, changed {'; '.join(passed)}" if passed else ""
     return settings.model_copy(update={"model": last.model}), line
+
+
+def flops_of(settings: RunSettings, vocab_size: int, first_step: int = 0) -> float:
+    """Training FLOPs of a run from `first_step` on, summed over its stages."""
+    stages = stages_of(settings)
+    ends = [*(stage.start for stage in stages[1:]), settings.steps]
+    total = 0.0
+    for stage, end in zip(stages, ends, strict=True):
+        model = meta_model(settings.model_copy(update={"model": stage.model}), vocab_size)
+        begin = min(end, max(stage.start, first_step))
+        tokens = settings.tokens_after(end) - settings.tokens_after(begin)
+        total += tokens * float(model.flops_per_token(stage.length))
+    return total
 
 
 class TrainingSchedule:

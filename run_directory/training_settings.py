@@ -23,6 +23,7 @@ def share_or_steps(value: float) -> float:
 
 
 ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def as_steps(value: float, steps: int) -> int:
@@ -45,18 +46,11 @@ class AdamWBase(StrictSettings):
         "peak learning rate of parameters of the positional scheme, on the same schedule; null: lr",
         gt=0,
     )
-    betas: tuple[float, float] = setting((0.9, 0.95), "decay of the two moments, each in [0, 1)")
+    betas: tuple[Beta, Beta] = setting((0.9, 0.95), "decay of the two moments, each in [0, 1)")
     eps: float = setting(1e-8, "added to the root of the second moment", gt=0)
     weight_decay: float = setting(
         0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0
     )
-
-    @field_validator("betas")
-    @classmethod
-    def _betas_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"each of betas must be at least 0 and less than 1, not {list(betas)}")
-        return betas
 
     @property
     def rates(self) -> dict[str, float]:
@@ -384,7 +378,7 @@ class ValidationSettings(StrictSettings):
         "steps between validations; auto: 250, and at least five validations in a run; null: only "
         "at the end and at the steps of `at`",
     )
-    at: list[ShareOrSteps] = may_change(
+    at: list[Annotated[ShareOrSteps, Field(gt=0)]] = may_change(
         [], "further validations: below 1 a share of the run, from 1 on a number of steps"
     )
     multiples: list[int] = may_change(
@@ -426,13 +420,6 @@ class ValidationSettings(StrictSettings):
                 f"multiples must be different whole numbers from 1 on, not {multiples}"
             )
         return multiples
-
-    @field_validator("at")
-    @classmethod
-    def _after_some_steps(cls, at: list[float]) -> list[float]:
-        if any(one <= 0 for one in at):
-            raise ValueError(f"each of at must be above 0, not {at}")
-        return at
 
 
 class SampleSettings(StrictSettings):

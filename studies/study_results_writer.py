@@ -15,7 +15,7 @@ from run_directory.metrics_file import read_metrics
 from run_directory.position_overrides import meta_model
 from run_directory.run import MANIFEST
 from run_directory.run_settings import RunSettings
-from run_directory.training_schedule import stages_of
+from run_directory.training_schedule import flops_of
 from studies.cell_pool import errors_of, read_times
 from studies.planned_cells import PlannedCell
 from studies.study_results_reader import RESULTS
@@ -128,15 +128,3 @@ def layer_parameters(settings: RunSettings, vocab_size: int) -> int:
     """Parameters without the embedding, the head and the last norm."""
     layers = meta_model(settings, vocab_size).layers
     return sum(weight.numel() for block in layers for weight in block.parameters())
-
-
-def flops_of(settings: RunSettings, vocab_size: int) -> float:
-    """Training FLOPs of the whole run, summed over its stages."""
-    stages = stages_of(settings)
-    ends = [*(stage.start for stage in stages[1:]), settings.steps]
-    total = 0.0
-    for stage, end in zip(stages, ends, strict=True):
-        model = meta_model(settings.model_copy(update={"model": stage.model}), vocab_size)
-        tokens = settings.tokens_after(end) - settings.tokens_after(stage.start)
-        total += tokens * float(model.flops_per_token(stage.length))
-    return total

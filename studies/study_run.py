@@ -11,10 +11,11 @@ from errors import UserError
 from evaluation.reports.document import counted
 from run_directory.console import Console, duration
 from run_directory.position_overrides import meta_model
+from run_directory.training_schedule import flops_of
 from settings.load import dump
 from studies.cell_pool import CellPool, seconds_left, submit
 from studies.planned_cells import PlannedCell, StudyPlanner
-from studies.study_results_writer import flops_of, gather
+from studies.study_results_writer import gather
 from studies.study_settings import StudySettings, cells_of, running_order
 from studies.study_texts import StudyTexts
 

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from data import check_texts, is_prepared
-from data.sampling.window_order import samples_before
-from model import TokenPositions, Transformer
+from model import TokenPositions
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
-from run_directory.run_settings import RunSettings
-from run_directory.training_schedule import TrainingSchedule
+from run_directory.training_schedule import TrainingSchedule, flops_of
 from training.description import describe_parent, describe_run
 from training.memory_estimate import MemoryEstimate, size_text
 from training.micro_batches import MicroBatch, StepBatch
@@ -49,7 +47,8 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
     rows.append(("of which", ", ".join(parts)))
     if is_planned:
         recomputed = RECOMPUTED[settings.training.parallel.checkpointing]
-        flops = flops_left(settings, model) * recomputed / run.parallel.world
+        flops = flops_of(settings, model.vocab_size, settings.first_step)
+        flops = flops * recomputed / run.parallel.world
         rows.append(("training FLOPs, each device", f"{flops:.3g}"))
     else:
         rows.append(("free memory", size_text(estimate.free)))
@@ -65,18 +64,6 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
     if not fits:
         run.console.warn(f"this will not fit: {estimate.fixes}")
     return 0 if fits else 1
-
-
-def flops_left(settings: RunSettings, model: Transformer) -> float:
-    """Training FLOPs of the steps of a run, in a fork without those of its parent."""
-
-    def flops(step: int) -> float:
-        return sum(
-            group.samples * group.length * model.flops_per_token(group.length)
-            for group in samples_before(settings.plan, step)
-        )
-
-    return flops(settings.steps) - flops(settings.first_step)
 
 
 def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) -> float:

@@ -10,6 +10,7 @@ import torch
 from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
 from run_directory.run_settings import ParentSettings, RunSettings
+from run_directory.training_schedule import flops_of
 from settings.load import load_settings
 from tests.files import ROOT
 from tests.model.zoo import build, ids
@@ -212,11 +213,11 @@ def test_flops_are_those_of_the_windows_that_are_left():
     settings = load(*SHAPE, "training.batch_size=4", "training.tokens=2560", stages)
     model = meta_model(settings, 258)
     flops = 1024 * model.flops_per_token(16) + 1536 * model.flops_per_token(64)
-    assert dry_run.flops_left(settings, model) == pytest.approx(flops, rel=1e-12)
+    assert flops_of(settings, 258) == pytest.approx(flops, rel=1e-12)
     parent = ParentSettings(run="x", checkpoint=2, fork=True)  # 2 steps of 16 × 16 tokens
     fork = settings.model_copy(update={"parent": parent})
     flops -= 512 * model.flops_per_token(16)
-    assert dry_run.flops_left(fork, model) == pytest.approx(flops, rel=1e-12)
+    assert flops_of(fork, 258, fork.first_step) == pytest.approx(flops, rel=1e-12)
 
 
 def test_time_is_that_of_measured_steps(overrides, monkeypatch):
