@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,6 +98,30 @@ class TokenPositions:
             "ragged",
             offset + tokens,
             declared,
+        )
+
+    @classmethod
+    def of_rows(cls, placed: Any, rows: Any, length: int) -> TokenPositions:
+        """Some rows of arrays, on the host.
+
+        Args:
+            placed: with the attributes of this class as NumPy arrays of all rows, or of one that
+                is shared by all.
+            rows: a slice or indices.
+            length: declared length of every row.
+        """
+        order, position, document = (
+            torch.tensor(x if len(x) == 1 else x[rows])
+            for x in (placed.order, placed.position, placed.document)
+        )
+        return cls(
+            order,
+            position,
+            document,
+            placed.layout,
+            placed.position_end,
+            (length,),
+            placed.unit_steps,
         )
 
     @property

@@ -1,12 +1,11 @@
 """The batches of a run: read ahead in a thread, and split into micro-batches on the device."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,19 +72,20 @@ class MicroBatch:
     positions: TokenPositions
     rows: slice = field(default_factory=lambda: slice(None))
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        """Apply a function to every tensor."""
+        positions = self.positions.map(function)
+        return MicroBatch(function(self.tokens), function(self.targets), positions, self.rows)
+
     def to(self, parallel: Parallel) -> "MicroBatch":
-        """The micro-batch on the device, each context group with its share of the tokens. The host
-        does not wait for copies from page-locked memory."""
-
-        def moved(x: Tensor) -> Tensor:
-            return x.to(parallel.device, non_blocking=True)
-
-        tokens = moved(self.tokens)
-        targets = moved(self.targets)
-        if parallel.shard is not None:
-            tokens = parallel.shard.select(tokens)
-            targets = parallel.shard.select(targets)
-        return MicroBatch(tokens, targets, self.positions.map(moved), self.rows)
+        """The micro-batch on the device, with this process's share of the tokens of a context
+        group. The host does not wait for copies from page-locked memory."""
+        moved = self.map(lambda x: x.to(parallel.device, non_blocking=True))
+        if (shard := parallel.shard) is None:
+            return moved
+        return replace(
+            moved, tokens=shard.select(moved.tokens), targets=shard.select(moved.targets)
+        )
 
 
 @dataclass(frozen=True)
@@ -145,25 +145,14 @@ def micro_batches(
     """Split a batch into groups of at most `size` sequences on the host, in page-locked memory if
     `is_pinned`. `length` is the declared length of every row."""
 
-    def tensor(x: np.ndarray, rows: slice) -> Tensor:
-        # An array with one row is shared by every sequence.
-        tensor = torch.tensor(x if len(x) == 1 else x[rows])
-        return tensor.pin_memory() if is_pinned else tensor
-
-    placed = batch.positions
     parts = []
     for start in range(0, len(batch.tokens), size):
         rows = slice(start, start + size)
-        positions = TokenPositions(
-            order=tensor(placed.order, rows),
-            position=tensor(placed.position, rows),
-            document=tensor(placed.document, rows),
-            layout=placed.layout,
-            position_end=placed.position_end,
-            lengths=(length,),
-            unit_steps=placed.unit_steps,
+        part = MicroBatch(
+            torch.tensor(batch.tokens[rows]),
+            torch.tensor(batch.targets[rows]),
+            TokenPositions.of_rows(batch.positions, rows, length),
+            rows,
         )
-        tokens = tensor(batch.tokens, rows)
-        targets = tensor(batch.targets, rows)
-        parts.append(MicroBatch(tokens, targets, positions, rows))
+        parts.append(part.map(Tensor.pin_memory) if is_pinned else part)
     return parts

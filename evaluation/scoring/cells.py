@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,7 +58,7 @@ class EvaluationCell:
     def where(self) -> MethodAndLength:
         return self.method.label, self.length
 
-    @property
+    @cached_property
     def file(self) -> str:
         return cell_file(self.key)
 

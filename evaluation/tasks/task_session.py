@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.sampling.positions import IGNORED, PositionedTokens
+from data.sampling.positions import IGNORED
 from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import TaskEvaluationSettings
@@ -79,7 +79,8 @@ def score_items(
                 device=device,
             )
         else:
-            places = token_positions(items.placed, members, length, device)
+            places = TokenPositions.of_rows(items.placed, members, length)
+            places = places.map(lambda x: x.to(device))
         yield BatchScores(
             members,
             targets,
@@ -127,28 +128,6 @@ def score_batch(
         nll[:, candidate][is_target] = F.cross_entropy(scored.double(), expected, reduction="none")
         hits[:, candidate][is_target] = scored[:, :vocab_size].argmax(-1) == expected
     return nll, hits
-
-
-def token_positions(
-    placed: PositionedTokens,
-    rows: np.ndarray,
-    length: int,
-    device: torch.device | str,
-) -> TokenPositions:
-    """The positions of some rows; `length` is their declared length."""
-    order, position, document = (
-        torch.from_numpy(x if len(x) == 1 else x[rows]).to(device)
-        for x in (placed.order, placed.position, placed.document)
-    )
-    return TokenPositions(
-        order=order,
-        position=position,
-        document=document,
-        layout=placed.layout,
-        position_end=placed.position_end,
-        lengths=(length,),
-        unit_steps=placed.unit_steps,
-    )
 
 
 class TaskMeasurement(Measurement):
