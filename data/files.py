@@ -93,6 +93,17 @@ def save_array(path: Path, array: np.ndarray) -> None:
         np.save(file, array)
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file by name; none where it is missing or damaged, which the checksums
+    of zip find."""
+    # RuntimeError and OSError are raised for damaged zip headers.
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (BadZipFile, KeyError, ValueError, EOFError, RuntimeError, OSError):
+        return {}
+
+
 def _host() -> str:
     """The host name, used in file names because process ids are unique only per machine."""
     return re.sub(r"\W", "-", socket.gethostname())

@@ -6,7 +6,6 @@ the numbers.
 
 import json
 import time
-import zipfile
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from data.files import atomic, canonical_hash
+from data.files import atomic, canonical_hash, read_arrays
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.methods import TRAINED, Method, MethodAndLength
@@ -96,24 +95,23 @@ class CellStore:
         """Per-target NLL of a finished cell; None if it is missing or damaged."""
         return _read(self.folder / cell_file(key), key)
 
-    def load_partial(self, key: dict) -> np.ndarray | None:
+    def load_partial(self, cell: EvaluationCell) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        parts = [_read(path, key) for path in self._partials(key)]
+        parts = [_read(path, cell.key) for path in self.folder.glob(f"partial-*-{cell.file}")]
         readable = [part for part in parts if part is not None]
         return np.fmax.reduce(readable) if readable else None
 
-    def _partials(self, key: dict) -> list[Path]:
-        return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
-
     def save(self, key: dict, nll: np.ndarray) -> None:
-        _write(self.folder / cell_file(key), key, nll)
-        for part in self._partials(key):
+        """Save a finished cell, and remove its parts."""
+        file = cell_file(key)
+        _write(self.folder / file, key, nll)
+        for part in self.folder.glob(f"partial-*-{file}"):
             part.unlink(missing_ok=True)
 
-    def save_partial(self, key: dict, nll: np.ndarray, rank: int = 0, *, now: bool = False) -> None:
+    def save_partial(self, cell: EvaluationCell, nll: np.ndarray, rank: int, now: bool) -> None:
         """Save a rank's part of an unfinished cell, at most every 30 s unless `now`."""
         if now or time.monotonic() - self._saved > PARTIAL_EVERY:
-            _write(self.folder / f"partial-{rank}-{cell_file(key)}", key, nll)
+            _write(self.folder / f"partial-{rank}-{cell.file}", cell.key, nll)
             self._saved = time.monotonic()
 
 
@@ -123,15 +121,10 @@ def _write(path: Path, key: dict, nll: np.ndarray) -> None:
 
 
 def _read(path: Path, key: dict) -> np.ndarray | None:
-    # A damaged file (detected by the zip checksums) or one with another key counts as missing.
-    # RuntimeError and OSError are raised for damaged zip headers.
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
-            if str(record["key"]) != json.dumps(key, sort_keys=True):
-                return None
-            return np.asarray(record["nll"], dtype=np.float64)
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, OSError):
-        return None
+    """The losses in a file; None if it is missing or damaged, or has another key."""
+    arrays = read_arrays(path)
+    is_intact = str(arrays.get("key")) == json.dumps(key, sort_keys=True)
+    return arrays["nll"] if is_intact and "nll" in arrays else None
 
 
 class Measurement(ABC):

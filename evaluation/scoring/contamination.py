@@ -17,7 +17,6 @@ documents of the corpus count once: they are excluded from all but the first of 
 import hashlib
 import re
 import unicodedata
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data import Tokenizer
-from data.files import atomic, canonical_hash
+from data.files import atomic, canonical_hash, read_arrays
 from data.preparation.duplicates import CHARACTERS, WORDS, range_hashes
 from errors import EvaluationError
 from evaluation.evaluation_settings import ContaminationSettings
@@ -183,8 +182,9 @@ def find_overlap(store, train, tokenizer, *, cache: Path | None = None, console=
     if cache is not None:
         key = [VERSION, store.hash, None if train is None else train.hash]
         path = cache / f"{canonical_hash(key)[:16]}.npz"
-        if (cached := _read(path)) is not None:
-            return cached
+        cached = read_arrays(path)
+        if cached.keys() >= {"trained", "repeated"}:
+            return Overlap(cached["trained"], cached["repeated"])
     reader = PassageReader(tokenizer)
     tokens = 0 if train is None else int(train.lengths.sum())
     if console is None or tokens < LONG:
@@ -244,15 +244,6 @@ def _merged(rows: np.ndarray) -> np.ndarray:
     merged = rows[is_new]
     merged[:, 2] = end[is_last] - offset[is_last]
     return merged
-
-
-def _read(path: Path) -> Overlap | None:
-    # A damaged file counts as missing.
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
-            return Overlap(record["trained"], record["repeated"])
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
-        return None
 
 
 def shared_text(

@@ -171,7 +171,7 @@ class LossMeasurement(Measurement):
         the result is bitwise equal for any number of them."""
         ranks = self.ranks
         # of an earlier call, NaN where there are none
-        known = ranks.from_main(lambda: self.store.load_partial(cell.key))
+        known = ranks.from_main(lambda: self.store.load_partial(cell))
         if known is None:
             known = np.full(cell.windows[:, 3].sum(), np.nan)
         nll = known.copy()
@@ -193,7 +193,7 @@ class LossMeasurement(Measurement):
 
         def save(now: bool) -> None:
             if index_in_group == 0:
-                self.store.save_partial(cell.key, nll, ranks.rank, now=now)
+                self.store.save_partial(cell, nll, ranks.rank, now)
 
         def after(group: np.ndarray, losses: np.ndarray) -> None:
             finite = np.isfinite(losses).all(axis=1)
