@@ -123,9 +123,8 @@ def step_batches(
         batch = sampler.batch(step, parallel.data_rank, parallel.data_world)
         parts = micro_batches(batch, stage.micro_batch_size, stage.length, is_pinned)
         facts: dict = {"targets": batch.n_targets}
-        passes = sampler.passes(step + 1)
-        if len(passes) > 1:
-            facts["passes"] = passes
+        if isinstance(sampler, BatchSampler) and len(sampler.texts) > 1:
+            facts["passes"] = sampler.passes(step + 1)
         facts |= {"epoch": batch.epoch, "data": batch.hash}
         return StepBatch(stage, parts, batch.n_targets, schedule.learning_rates(step), facts)
 
