@@ -21,6 +21,7 @@ each kernel. A variant that fails does not stop the others; the exit status is t
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -75,17 +76,22 @@ ROOT = Path(__file__).resolve().parent.parent
 MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
 PREFILL = 2048
 PROMPT = 32
-NEW = 128  # generated tokens of a row
 WINDOWS = 4  # of fixed targets
 TARGETS = 64
 SCHEME_LENGTH = 2048
 LONG_LENGTH = 16_384
 NEAR_TIE = 1e-3  # logits that rounding may swap
 LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}  # of losses and logits
+# words of a variant, and what they add to the settings of training
+FASTER = {
+    "residual": "training.residual_dtype=autocast",
+    "graphs": "training.cuda_graphs=true",
+}
 KEYS = ["case", "shape", "variant", "threads"]
 ACCUMULATED = 8  # micro-batches of train-8
-PROFILED = 3  # calls
-KERNELS = 40  # of a call, the longest ones
+PROFILED = 3  # calls, if they do not generate
+KERNELS = 40  # of a step, the longest ones
+WARM_SHARE = 0.75  # of the time of a comparison
 THREADS_ON_GPU = 4  # that draw the random weights
 HEAD = """# Speed of {machine}
 
@@ -101,10 +107,14 @@ the first; `kernels, ms`: the sum of its GPU kernels. `of the peak`: of the GPU'
 of the bandwidth of a copy, measured alone (`decode`, whose share of the peak is `MFU`). `first call, s`: with its compilation.
 `checked`: the largest difference of losses or logits from the baseline's, or the share of generated tokens
 that is equal, each of them the most likely token of a full pass within 0.001.
+The peak counts 6 FLOPs for each weight and token (2 in generation) and attention to earlier tokens only; the
+bandwidth counts one read of the weights and of the cache for each step. `residual` and `graphs` are
+training.residual_dtype=autocast and training.cuda_graphs=true.
 
-Cases: `train` is a step with fused AdamW, `train-8` one of eight micro-batches; `prefill` 2,048 tokens through the cache; `decode-N` greedy
-generation of N rows after 32 tokens; `fixed-targets` the last 64 of 2,048 tokens; `long-train` a training
-step on one window of 16,384 tokens; `scheme-train` and `scheme-decode` a step on one window of 2,048 tokens
+Cases: `train` is a step with fused AdamW that waits for its loss, `train-8` one of eight micro-batches;
+`prefill` 2,048 tokens through the cache; `decode-N` greedy generation of 128 tokens for each of N rows after 32
+tokens; `fixed-targets` the last 64 of 2,048 tokens; `long-train` a training step on one window of 16,384
+tokens; `scheme-train` and `scheme-decode` a step on one window of 2,048 tokens
 (four on a GPU), and generation of one row, beside RoPE. Measured by an earlier version: `core`, the forward
 and backward pass of Gated DeltaNet's recurrence, 8 heads of 32, 2,048 tokens, beside causal attention;
 `context-decode`, 128 tokens after a context of this many tokens, of a hybrid of three layers of Gated
@@ -121,14 +131,17 @@ class Shape:
     vocab: int
     length: int
     batch: int
+    new: int = 128  # generated tokens of a row
 
 
 SHAPES = {
     "tiny": Shape(
-        "model.layers=1 model.dim=32 model.heads=2 model.kv_heads=1 model.ffn_dim=32",
+        "model.layers=1 model.dim=32 model.heads=2 model.kv_heads=1 model.ffn_dim=32 "
+        "training.validation.targets=8",
         vocab=256,
-        length=64,
+        length=16,
         batch=2,
+        new=8,
     ),
     "A": Shape(
         "model.layers=4 model.dim=256 model.heads=8 model.kv_heads=4 model.ffn_dim=688",
@@ -150,7 +163,7 @@ SHAPES = {
 @dataclass(frozen=True)
 class Workload:
     """What one process measures. `variant`: ``ours``, ``transformers``, ``llama``, or a scheme or
-    mixer; then ``compiled`` and ``bfloat16`` if they apply."""
+    mixer; then ``compiled``, the words of FASTER and ``bfloat16`` if they apply."""
 
     case: str
     shape: str
@@ -196,6 +209,7 @@ class Workload:
             words.append(f"model.position.name={scheme}")
         if scheme == "learned":
             words.append(f"model.position.max_length={4 * SCHEME_LENGTH}")
+        words += [FASTER[word] for word in self.variant.split() if word in FASTER]
         return load_settings(RunSettings, words)
 
     def our_model(self) -> Transformer:
@@ -241,7 +255,8 @@ class Task:
         tokens: of a call.
         first: the part of a call up to its first token, in generation.
         steps: of a call after `first`.
-        ideal: seconds of a step at the peak of a GPU, of its memory where it generates; 0: unknown.
+        ideal: seconds of a step at the peak of a GPU; in generation those in which its memory reads
+            the weights and the cache. 0: unknown.
         ideal_compute: the same by the FLOPs of generation.
     """
 
@@ -349,6 +364,7 @@ def prefill(work: Workload) -> Task:
 def decode(work: Workload, rows: int) -> Task:
     """Greedy generation after a short prompt, which is part of the time. Numbers: the tokens."""
     ids = work.tokens(rows, PROMPT)
+    new = work.sizes.new
     dtype = torch.bfloat16 if work.is_half else torch.float32
     ideal = ideal_compute = 0.0
     if work.is_theirs:
@@ -364,26 +380,27 @@ def decode(work: Workload, rows: int) -> Task:
     else:
         ours = pack(work.our_model().to(dtype))
         if work.device != "cpu":
-            weights = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
-            ideal = weights * dtype.itemsize / work.bandwidth if work.bandwidth else 0.0
-            flops = rows * ours.flops_per_token(PROMPT + NEW) / 3  # of the forward pass
+            numbers = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
+            numbers += rows * ours.cached_numbers(PROMPT + new // 2)  # on average
+            ideal = numbers * dtype.itemsize / work.bandwidth if work.bandwidth else 0.0
+            flops = rows * ours.flops_per_token(PROMPT + new) / 3  # of the forward pass
             ideal_compute = flops / peak_flops(ids.device)
 
         def generate(count: int) -> Tensor:
             sampling = SamplingParams(temperature=0)
-            steps = Generation(ours, ids.tolist(), NEW, sampling, is_compiled=work.is_compiled)
+            steps = Generation(ours, ids.tolist(), new, sampling, is_compiled=work.is_compiled)
             return torch.tensor(list(islice(steps, count)), device=ids.device).T
 
         def logits(row: Tensor) -> Tensor:
             return ours(row[None], TokenPositions.plain(len(row), device=row.device))[0]
 
     if not work.is_half:
-        check_greedy(logits, ids, generate(NEW))
+        check_greedy(logits, ids, generate(new))
     return Task(
-        lambda: generate(NEW).flatten().tolist(),
-        rows * NEW,
+        lambda: generate(new).flatten().tolist(),
+        rows * new,
         lambda: generate(1).tolist(),
-        NEW - 1,
+        new - 1,
         ideal,
         ideal_compute,
     )
@@ -535,17 +552,19 @@ def measure(work: Workload) -> None:
 
 
 def kernels(task: Task, device: str) -> list[dict]:
-    """Kernels of a call, on a CPU its operations, from the longest: name, number and time in ms."""
+    """Kernels of a step, on a CPU its operations, from the longest: name, number and time in ms. In
+    generation they are the mean over its tokens, with the prompt."""
     profiled = ProfilerActivity.CPU if device == "cpu" else ProfilerActivity.CUDA
+    calls, steps = (1, task.steps + 1) if task.first else (PROFILED, 1)
     with profile(activities=[profiled], acc_events=True) as seen:
-        for _ in range(PROFILED):
+        for _ in range(calls):
             task.call()
     field = f"self_{'cpu' if device == 'cpu' else 'device'}_time_total"
     found = [
         {
             "kernel": event.key[:120],
-            "calls": event.count / PROFILED,
-            "ms": getattr(event, field) / PROFILED / 1000,
+            "calls": event.count / calls / steps,
+            "ms": getattr(event, field) / calls / steps / 1000,
         }
         for event in seen.key_averages()
     ]
@@ -572,8 +591,10 @@ class MeasuredProcess:
 
     def __init__(self, work: Workload):
         self.work = work
+        self.facts: dict = {}  # known when it is warm
         self.turns: list[dict] = []
         self.kernels: list[dict] = []
+        self._is_killed = False
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--workload", json.dumps(asdict(work))],
@@ -583,8 +604,25 @@ class MeasuredProcess:
             text=True,
             env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(work.threads)},
             cwd=ROOT,
+            start_new_session=True,
         )
-        self.kill = self._process.kill
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin = self._process.stdin
+        self._stdout = self._process.stdout
+
+    def kill(self) -> None:
+        """End it, with the processes that compile for it and share its output."""
+        if self._process.poll() is None:
+            self._is_killed = True
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+        self._stdout.close()
+        self._errors.close()
 
     def warm_up(self) -> None:
         """Wait until the process can be timed."""
@@ -592,67 +630,78 @@ class MeasuredProcess:
 
     def turn(self) -> None:
         """Time its calls."""
-        stdin = self._process.stdin
-        assert stdin is not None
         with suppress(BrokenPipeError):
-            stdin.write("\n")
-            stdin.flush()
+            self._stdin.write("\n")
+            self._stdin.flush()
         self.turns.append(self._answer())
 
     def end(self) -> None:
         """Measure its kernels and end it."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.close()
+        self._stdin.close()
         self.kernels = self._answer()["kernels"]
         self._process.wait()
 
     def _answer(self) -> dict:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        self._process.wait()
-        self._errors.seek(0)
-        errors = self._errors.read().strip()
-        print(errors, file=sys.stderr)
-        last = errors.splitlines()[-1:] or ["it was ended"]
-        raise TrainingError(f"{self.work.case}, {self.work.variant}: {last[0]}")
+        status = self._process.wait()
+        last = "ended for lack of time"
+        if not self._is_killed:
+            self._errors.seek(0)
+            errors = self._errors.read().strip()
+            print(errors, file=sys.stderr)
+            last = (errors.splitlines() or [f"ended with status {status}"])[-1]
+        raise TrainingError(last)
 
 
-def compare(
-    works: Sequence[Workload], rounds: int, console: Console, seconds: float | None = None
-) -> tuple[list[dict], list[dict]]:
-    """Rows of variants and of their kernels; the first variant is the baseline. After `seconds`,
-    those of the turns so far. Failures are warnings."""
+class Comparison(NamedTuple):
+    """Rows of variants and of their kernels, and the errors of variants by name."""
+
+    rows: list[dict]
+    kernels: list[dict]
+    errors: dict[str, str]
+
+
+def compare(works: Sequence[Workload], rounds: int, seconds: float | None = None) -> Comparison:
+    """Time variants in turns; the first one is the baseline.
+
+    Args:
+        seconds: after this time the turns so far count; after WARM_SHARE of it, variants that are
+            not warm are ended, so that the others have turns.
+    """
     if works[0].device != "cpu" and "decode" in works[0].case:
         # before others use the memory
         works = [replace(work, bandwidth=bandwidth_alone(work.device)) for work in works]
     processes: list[MeasuredProcess] = []
-    failed: set[str] = set()
+    errors: dict[str, str] = {}
 
     def attempt(process: MeasuredProcess, act: Callable[[MeasuredProcess], None]) -> None:
-        if process.work.variant not in failed:
+        if process.work.variant not in errors:
             try:
                 act(process)
             except TrainingError as error:
-                failed.add(process.work.variant)
-                console.warn(str(error))
+                errors[process.work.variant] = str(error)
 
-    def end_all() -> None:
+    def end(only_cold: bool) -> None:
         for process in processes:
-            process.kill()
+            if not (only_cold and process.facts):
+                process.kill()
 
-    timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end_all)
-    timer.daemon = True
-    timer.start()
+    timers = []
+    if seconds is not None:
+        timers.append(threading.Timer(WARM_SHARE * seconds, end, [True]))
+        timers.append(threading.Timer(seconds, end, [False]))
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
     try:
         for work in works:
             processes.append(MeasuredProcess(work))
             if work.device == "cpu" and work.threads == 1:  # on one core
                 attempt(processes[-1], MeasuredProcess.warm_up)
         for process in processes:
-            if not hasattr(process, "facts"):
+            if not process.facts:
                 attempt(process, MeasuredProcess.warm_up)
         for _ in range(rounds):
             for process in processes:
@@ -660,27 +709,24 @@ def compare(
         for process in processes:
             attempt(process, MeasuredProcess.end)
     finally:
-        timer.cancel()
-        end_all()
-    rows = []
+        for timer in timers:
+            timer.cancel()
+        for process in processes:
+            process.close()
     timed = [process for process in processes if process.turns]
     baseline = timed[0] if timed and timed[0].work == works[0] else None
+    found = Comparison([], [], errors)
     for process in timed:
         try:
-            rows.append(row_of(process, baseline, works[0].variant))
+            found.rows.append(row_of(process, baseline, works[0].variant))
         except TrainingError as error:
-            failed.add(process.work.variant)
-            console.warn(str(error))
-    names = [row["variant"] for row in rows]
-    of_kernels = [
-        {"case": works[0].case, "shape": works[0].shape, "variant": process.work.variant}
-        | kernel
-        | {"share": kernel["ms"] / sum(x["ms"] for x in process.kernels)}
-        for process in timed
-        if process.work.variant in names
-        for kernel in process.kernels[:KERNELS]
-    ]
-    return rows, of_kernels
+            errors[process.work.variant] = str(error)
+            continue
+        total = sum(kernel["ms"] for kernel in process.kernels)
+        names = {name: getattr(process.work, name) for name in KEYS[:3]}
+        for kernel in process.kernels[:KERNELS]:
+            found.kernels.append({**names, **kernel, "share": kernel["ms"] / total})
+    return found
 
 
 def seconds_of(process: MeasuredProcess, name: str) -> list[float]:
@@ -738,7 +784,7 @@ def agreement(work: Workload, baseline: list[float], other: list[float]) -> str:
         return f"{sum(a == b for a, b in pairs) / len(pairs):.1%} of tokens equal"
     largest = max(abs(a - b) for a, b in pairs)
     if not largest <= LARGEST_DIFFERENCE["bfloat16" if work.is_half else "float32"]:
-        raise TrainingError(f"{work.case}, {work.variant}: results differ by {largest:.2g}")
+        raise TrainingError(f"results differ by {largest:.2g}")
     return f"difference {largest:.1e}"
 
 
@@ -780,36 +826,25 @@ def save_kernels(rows: Sequence[dict], file: Path) -> None:
 
 def write_page(file: Path, machine: str) -> None:
     """The page beside a CSV file of results."""
-    columns = {  # and their formats
-        "tokens_per_second": "{:,.0f}",
-        "ratio": "{:.2f}",
-        "ratio_of_fastest": "{:.2f}",
-        "busy": "{:.2f}",
-        "of_the_peak": "{:.0%}",
-        "peak_mib": "{:,.0f}",
-        "ms": "{:.3g}",
-        "first_token_ms": "{:.3g}",
-        "mfu": "{:.1%}",
-        "kernels_ms": "{:.3g}",
-        "first_call_s": "{:.1f}",
+    columns = {  # titles and formats
+        "tokens_per_second": ("tokens/s", "{:,.0f}"),
+        "ratio": ("ratio", "{:.2f}"),
+        "ratio_of_fastest": ("of the fastest", "{:.2f}"),
+        "busy": ("busy", "{:.2f}"),
+        "of_the_peak": ("of the peak", "{:.0%}"),
+        "peak_mib": ("peak, MiB", "{:,.0f}"),
+        "ms": ("ms", "{:.3g}"),
+        "first_token_ms": ("first token, ms", "{:.3g}"),
+        "mfu": ("MFU", "{:.1%}"),
+        "kernels_ms": ("kernels, ms", "{:.3g}"),
+        "first_call_s": ("first call, s", "{:.1f}"),
     }
     table = pd.read_csv(file, keep_default_na=False)
-    for name, form in columns.items():
-        if name in table:
-            table[name] = [x if x == "" else form.format(float(x)) for x in table[name]]
+    for name in set(columns) & set(table):
+        table[name] = [x if x == "" else columns[name][1].format(float(x)) for x in table[name]]
     empty = [name for name in table.columns if set(table[name]) == {""}]
-    table = table.drop(columns=["threads", *empty]).rename(
-        columns={
-            "tokens_per_second": "tokens/s",
-            "ratio_of_fastest": "of the fastest",
-            "of_the_peak": "of the peak",
-            "peak_mib": "peak, MiB",
-            "first_token_ms": "first token, ms",
-            "mfu": "MFU",
-            "kernels_ms": "kernels, ms",
-            "first_call_s": "first call, s",
-        }
-    )
+    table = table.drop(columns=["threads", *empty])
+    table = table.rename(columns={name: title for name, (title, _) in columns.items()})
     head = HEAD.format(machine=machine, torch=torch.__version__)
     rows = markdown_table(list(table.columns), table.to_numpy().tolist())
     write_text(file.with_suffix(".md"), f"{head}{rows}\n")
@@ -830,23 +865,25 @@ def compare_and_save(
     file: Path,
     machine: str,
     seconds: float | None = None,
-    first_calls: Mapping[str, float] = {},
-) -> list[dict]:
-    """`compare`, whose rows are written to `file` and printed. `first_calls`: seconds by variant,
-    of those compiled before."""
-    rows, of_kernels = compare(works, rounds, console, seconds)
-    for row in rows:
+    first_calls: Mapping[str, float | None] = {},
+) -> Comparison:
+    """`compare`, whose rows are written to `file` and printed; errors are warnings. `first_calls`:
+    seconds by variant, of those compiled before; None: unknown."""
+    found = compare(works, rounds, seconds)
+    for row in found.rows:
         row["first_call_s"] = first_calls.get(row["variant"], row["first_call_s"])
-    if rows:
-        save(rows, file, machine)
-        save_kernels(of_kernels, file.with_name(f"{file.stem}_kernels.csv"))
-    for row in rows:
+    if found.rows:
+        save(found.rows, file, machine)
+        save_kernels(found.kernels, file.with_name(f"{file.stem}_kernels.csv"))
+    for row in found.rows:
         ratio = "" if row["ratio"] is None else f"ratio {row['ratio']:.2f}, "
         console.info(
             f"{row['case']} {row['shape']} {row['variant']}: {row['tokens_per_second']:,.0f} "
             f"tokens/s, {row['ms']:.3g} ms, {ratio}{row['checked'] or 'not compared'}"
         )
-    return rows
+    for variant, error in found.errors.items():
+        console.warn(f"{works[0].case} {works[0].shape} {variant}: {error}")
+    return found
 
 
 def main() -> int:
@@ -865,8 +902,8 @@ def main() -> int:
     add("--schemes", nargs="+", default=known, choices=known, metavar="SCHEME")
     add("--device", default="cpu", help="cpu (the default) or cuda")
     add("--threads", type=int, default=1, help="of each process (default: 1)")
-    add("--rounds", type=int, default=3, help="processes of each variant (default: 3)")
-    add("--repeats", type=int, default=5, help="samples of each process (default: 5)")
+    add("--rounds", type=int, default=3, help="turns of each variant (default: 3)")
+    add("--repeats", type=int, default=5, help="timed calls of a turn (default: 5)")
     add("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
     options = parser.parse_args()
     for name in ("threads", "rounds", "repeats"):
@@ -892,8 +929,8 @@ def main() -> int:
                     )
                     for name in names
                 ]
-                rows = compare_and_save(works, options.rounds, console, file, machine)
-                failures += len(names) - len(rows)
+                found = compare_and_save(works, options.rounds, console, file, machine)
+                failures += len(found.errors)
     return int(failures > 0)
 
 

@@ -1,6 +1,7 @@
 """The benchmark's checks and table. Nothing is timed."""
 
 import subprocess
+import threading
 from dataclasses import replace
 
 import pandas as pd
@@ -40,14 +41,20 @@ def test_different_results_are_refused():
 
 class Process:
     """A measured process without one: `ours` is twice as fast and ends before its kernels are
-    measured, `llama` ends in its first turn. Calls have a part up to the first token."""
+    measured, `llama` ends in its first turn. Calls have a part up to the first token. The warm-up
+    of `slow` lasts until it is killed."""
 
     def __init__(self, work: Workload):
         self.work = work
+        self.facts: dict = {}
+        self.killed = threading.Event()
         self.turns: list[dict] = []
         self.kernels: list[dict] = []
 
     def warm_up(self) -> None:
+        if self.work.variant == "slow":
+            assert self.killed.wait(60)
+            raise TrainingError("killed")
         ideal = {"ideal": 0.01, "ideal_compute": 0.002}
         self.facts = {"tokens": 30, "steps": 3, "checked": [1.0], "first_call": 7.0, **ideal}
 
@@ -64,7 +71,9 @@ class Process:
         self.kernels = [{"kernel": name, "calls": 2, "ms": ms} for name, ms in (("a", 3), ("b", 1))]
 
     def kill(self) -> None:
-        pass
+        self.killed.set()
+
+    close = kill
 
 
 def test_the_bandwidth_is_measured_once_before_the_variants(monkeypatch, tmp_path):
@@ -86,7 +95,7 @@ def test_the_bandwidth_is_measured_once_before_the_variants(monkeypatch, tmp_pat
     for case in ("train", "decode-1", "decode-8"):
         names = ["transformers", "ours"]
         works = [replace(WORK, case=case, device="cuda", variant=name) for name in names]
-        rows, _ = benchmark.compare(works, 1, Console(quiet=True))
+        rows = benchmark.compare(works, 1).rows
         assert [row["variant"] for row in rows] == names
     assert started == [0.0, 0.0, "measured", 5.0, 5.0, 5.0, 5.0]
     benchmark.bandwidth_alone.cache_clear()
@@ -101,9 +110,12 @@ def test_results_of_variants_that_are_measured_in_turns(tmp_path, monkeypatch):
         found = benchmark.compare_and_save(
             works[:count], 2, Console(quiet=True), file, "one", first_calls={"transformers": 5.0}
         )
-        assert [row["variant"] for row in found] == ["transformers"]
+        assert [row["variant"] for row in found.rows] == ["transformers"]
+        assert found.rows[0]["first_call_s"] == 5
+        assert list(found.errors) == names[1:count]
     found = benchmark.compare_and_save(works, 2, Console(quiet=True), file, "one")
-    assert [row["variant"] for row in found] == ["transformers", "ours"]
+    assert [row["variant"] for row in found.rows] == ["transformers", "ours"]
+    assert found.errors.keys() == {"llama", "ours"}
     table = pd.read_csv(file).set_index("variant")
     assert list(table.index) == ["transformers", "ours"]
     ours = table.loc["ours"]
@@ -113,3 +125,21 @@ def test_results_of_variants_that_are_measured_in_turns(tmp_path, monkeypatch):
     assert table.loc["transformers", "kernels_ms"] == 4
     kernels = pd.read_csv(tmp_path / "cpu_kernels.csv")
     assert list(kernels["share"]) == [0.75, 0.25]
+
+
+def test_a_slow_warm_up_does_not_take_the_turns_of_others(monkeypatch):
+    monkeypatch.setattr(benchmark, "MeasuredProcess", Process)
+    monkeypatch.setattr(benchmark, "WARM_SHARE", 1e-4)
+    works = [replace(WORK, variant=name) for name in ("slow", "transformers")]
+    found = benchmark.compare(works, 2, seconds=1000)
+    (row,) = found.rows
+    assert row["variant"] == "transformers" and row["samples"] == 6 and row["ratio"] is None
+    assert found.errors == {"slow": "killed"}
+
+
+def test_a_process_that_is_killed_says_so():
+    process = benchmark.MeasuredProcess(WORK)
+    process.kill()
+    with pytest.raises(TrainingError, match="time"):
+        process.warm_up()
+    process.close()

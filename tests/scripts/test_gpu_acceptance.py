@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pandas as pd
 import pytest
 import yaml
 
-from scripts.benchmark import CASES, SHAPES
-from scripts.gpu_acceptance import AIMS, judged, workloads
+from scripts import gpu_acceptance
+from scripts.benchmark import CASES, SHAPES, Comparison
+from scripts.gpu_acceptance import AIMS, judged, summary_of, workloads
 from tests.files import ROOT
 
 PLAN = yaml.safe_load(AIMS.read_text(encoding="utf-8"))
@@ -29,8 +31,10 @@ def test_verdicts():
     row = {**aim, "baseline": "rope", "ms": 20.0, "ratio": 0.8, "kernels_ms": 10.0}
     baseline = {**row, "variant": "rope", "kernels_ms": 9.5}
 
+    reasons = {("train", "A", "rope"): "failed", ("train", "tiny", "alibi"): "no time"}
+
     def verdict(quantity: str, limit: str, rows: list[dict], shape=None) -> list[str]:
-        (line,) = judged([{**aim, "quantity": quantity, "aim": limit}], rows, shape)
+        (line,) = judged([{**aim, "quantity": quantity, "aim": limit}], rows, reasons, shape)
         return [line[4], line[6]]
 
     both = [baseline, row]
@@ -38,9 +42,57 @@ def test_verdicts():
     assert verdict("ms", "<= 19", both) == ["20", "short"]
     assert verdict("ratio", ">= 0.9", both) == ["0.8", "short"]
     assert verdict("per_kernel", ">= 0.95", both) == ["0.95", "ok"]
-    assert verdict("per_kernel", ">= 0.95", [row]) == ["", "not run"]
-    assert verdict("ms", "<= 20", both, "tiny") == ["", "not run"]
-    assert verdict("of_the_peak", ">= 0.5", both) == ["", "not run"]
+    assert verdict("per_kernel", ">= 0.95", [row]) == ["", "not run: failed"]
+    assert verdict("ms", "<= 20", both, "tiny") == ["", "not run: no time"]
+    assert verdict("of_the_peak", ">= 0.5", both)[1].startswith("not run")
+
+
+def test_summary_of_a_log_that_is_cut():
+    log = """8 workers [5 items]
+[gw1] [ 20%] PASSED tests/a.py::test_x[rope-cuda]
+[gw0] [ 40%] FAILED tests/a.py::test_y
+tests/a.py::test_z
+[gw0] [ 60%] SKIPPED tests/b.py::test_z
+"""
+    shown, failed = summary_of(log)
+    assert sorted(shown.split(", ")) == ["1 failed", "1 passed", "1 skipped", "2 not run"]
+    assert failed == ["tests/a.py::test_y"]
+    assert summary_of("") == ("none ran", [])
+
+
+@pytest.mark.parametrize("seconds", [1000, 1])
+def test_every_aim_gets_a_line(seconds, call, tmp_path, monkeypatch, capsys):
+    """The last variant of each piece fails; within a second, nothing is measured."""
+    numbers = dict.fromkeys(["ms", "ratio", "of_the_peak", "first_call_s"], 0.5)
+
+    def measure(works, rounds, console, file, machine, limit, first_calls) -> Comparison:
+        *measured, last = works
+        rows = [
+            {**asdict(work), **numbers, "baseline": "", "kernels_ms": None} for work in measured
+        ]
+        return Comparison(rows, [], {last.variant: "it failed"})
+
+    def test(rehearse, limit, log) -> int:
+        log.write_text("", encoding="utf-8")
+        return 0
+
+    monkeypatch.setattr(gpu_acceptance, "compare_and_save", measure)
+    monkeypatch.setattr(gpu_acceptance, "run_tests", test)
+    monkeypatch.setattr(gpu_acceptance, "compile_first", lambda work, deadline: None)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")  # restored after the test, as the next two
+    for name in ("TORCH_COMPILE_DISABLE", "ACCELERATE_USE_CPU"):
+        monkeypatch.setenv(name, "")
+    words = ["--rehearse", "--seconds", seconds, "--results", tmp_path]
+    assert call(gpu_acceptance.main, *words) == int(seconds > 1)
+    table = (tmp_path / "cpu_aims.md").read_text(encoding="utf-8")
+    assert table in capsys.readouterr().out
+    if seconds == 1:
+        assert table.count("not run: no time") == len(PLAN["aims"])
+    else:
+        verdicts = [table.count(f"| {verdict}") for verdict in ("ok ", "short ", "not run: ")]
+        assert sum(verdicts) == len(PLAN["aims"]) and min(verdicts) > 0
+        assert "it failed" in table
 
 
 @pytest.mark.slow
