@@ -670,9 +670,6 @@ def compare(works: Sequence[Workload], rounds: int, seconds: float | None = None
         seconds: after this time the turns so far count; after WARM_SHARE of it, variants that are
             not warm are ended, so that the others have turns.
     """
-    if works[0].device != "cpu" and "decode" in works[0].case:
-        # before others use the memory
-        works = [replace(work, bandwidth=bandwidth_alone(work.device)) for work in works]
     processes: list[MeasuredProcess] = []
     errors: dict[str, str] = {}
 
@@ -696,6 +693,9 @@ def compare(works: Sequence[Workload], rounds: int, seconds: float | None = None
         timer.daemon = True
         timer.start()
     try:
+        if works[0].device != "cpu" and "decode" in works[0].case:
+            # before others use the memory
+            works = [replace(work, bandwidth=bandwidth_alone(work.device)) for work in works]
         for work in works:
             processes.append(MeasuredProcess(work))
             if work.device == "cpu" and work.threads == 1:  # on one core
