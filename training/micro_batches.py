@@ -115,7 +115,6 @@ def step_batches(
 
     Raises DataError, in the step it belongs to, where the text cannot be read.
     """
-
     is_pinned = parallel.device.type == "cuda"
 
     def read(step: int) -> StepBatch:
@@ -143,7 +142,6 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Split a batch into groups of at most `size` sequences on the host, in page-locked memory if
     `is_pinned`. `length` is the declared length of every row."""
-
     parts = []
     for start in range(0, len(batch.tokens), size):
         rows = slice(start, start + size)

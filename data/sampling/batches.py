@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
-from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
 
+from data.files import sha256_of
 from data.random_draws import permuted
 from data.sampling.positions import (
     IGNORED,
@@ -56,7 +56,7 @@ class Batch:
 
 def content_hash(inputs: np.ndarray, targets: np.ndarray) -> str:
     """16 hex digits of the tokens and targets of a step."""
-    return sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+    return sha256_of(inputs.tobytes() + targets.tobytes())[:16]
 
 
 def rows_of_rank(batch_size: int, rank: int, world: int) -> slice:

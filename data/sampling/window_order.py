@@ -41,10 +41,9 @@ class SampleGroup(NamedTuple):
 def samples_before(plan: Sequence[StepRange], step: int) -> list[SampleGroup]:
     """The samples of the steps before `step`. The last group, that of `step`, may be empty."""
     groups: list[SampleGroup] = []
-    for step_range in plan:
-        length, batch_size, steps = step_range
+    for number, (length, batch_size, steps) in enumerate(plan, start=1):
         before = groups.pop().samples if groups and groups[-1].length == length else 0
-        is_last = step < steps or step_range is plan[-1]
+        is_last = step < steps or number == len(plan)
         samples = before + batch_size * (step if is_last else steps)
         groups.append(SampleGroup(length, batch_size, samples))
         if is_last:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sampling.window_order import chunk_size, window_samplers
+from data.sampling.window_order import StepRange, chunk_size, samples_before, window_samplers
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
@@ -47,3 +47,22 @@ def test_64_chunks_are_not_few():
     """Chunks of 12 tokens hold windows of 3 and 4; shorter streams have chunks of 4."""
     assert chunk_size(64 * 12 + 1, [3, 4]) == 12
     assert chunk_size(64 * 12, [3, 4]) == 4
+
+
+# the first and the last may be the same object
+STEP_RANGES = st.lists(
+    st.builds(StepRange, LENGTHS, st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=3
+).map(lambda ranges: [*ranges, ranges[0]])
+
+
+@given(STEP_RANGES, st.integers(0, 20))
+def test_samples_before_a_step(plan, step):
+    """Against counting step by step, the last range without an end."""
+    sizes = [(length, size) for length, size, steps in plan for _ in range(steps)]
+    sizes += [plan[-1][:2]] * 20
+    groups = []
+    for number, (length, size) in enumerate(sizes[: step + 1]):
+        if not groups or groups[-1][0] != length:
+            groups.append((length, size, 0))
+        groups[-1] = (length, size, groups[-1][2] + (size if number < step else 0))
+    assert samples_before(plan, step) == groups
