@@ -49,6 +49,8 @@ LISTED = [
      "torch.compile has no option that makes settings constants of the graph"),
     ("model/decoding/static.py", CUBLAS,
      "a CUDA graph keeps the address of cuBLAS's workspace"),
+    ("model/mixers/recurrence.py", "torch._disable_dynamo",
+     "torch.compiler.disable imports Dynamo, half of what torch itself takes to import"),
     ("model/transformer.py", "torch._dynamo.config.specialize_float",
      "torch.compile has no option that makes settings constants of the graph"),
     ("training/parallel.py", "torch.distributed.distributed_c10d._get_default_store",

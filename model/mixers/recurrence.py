@@ -376,7 +376,8 @@ IS_INSTALLED = find_spec("fla") is not None
 
 
 # Dynamo cannot trace the import of fla, and fla's kernels are not traced either.
-@torch.compiler.disable()
+# torch.compiler.disable would import Dynamo here, which takes half as long as importing torch.
+@torch._disable_dynamo
 def fla_outputs(inputs: Inputs, before: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
     """See `chunked`; of one document."""
     decay = inputs.without_padding(None).log_decay
