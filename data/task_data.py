@@ -16,13 +16,8 @@ from data.data_settings import DataSettings, SymbolSource
 from data.files import canonical_hash
 from data.random_draws import below, bits, key_of
 from data.sampling.batches import Batch, content_hash, rows_of_rank
-from data.sampling.positions import (
-    IGNORED,
-    PLAIN,
-    PlainPositions,
-    PositionDraws,
-    PositionedTokens,
-)
+from data.sampling.packing import IGNORED, PositionedTokens
+from data.sampling.positions import PLAIN, PlainPositions, PositionDraws
 from data.sampling.window_order import StepRange, samples_before
 from data.tasks import CoupledTask, TaskItem, TaskItems
 from data.tokenizers.tokenizer_base import SymbolTokenizer

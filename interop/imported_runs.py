@@ -36,7 +36,7 @@ def is_foreign(argument: object) -> bool:
     return isinstance(argument, str) and argument.startswith(PREFIX)
 
 
-def find_checkpoint(argument: str) -> ForeignCheckpoint:
+def find_foreign_checkpoint(argument: str) -> ForeignCheckpoint:
     """The checkpoint that `hf:...` names. Raises InteropError if there is none."""
     if not is_foreign(argument):
         raise InteropError(f"{argument} must begin with {PREFIX}")
@@ -69,7 +69,7 @@ def run_of(argument: str | Path) -> Path:
     """
     if not is_foreign(argument):
         return Path(argument)
-    checkpoint = find_checkpoint(str(argument))
+    checkpoint = find_foreign_checkpoint(str(argument))
     folder = imported_folder(checkpoint)
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):

@@ -292,6 +292,10 @@ class Cache:
             index.positions = _selected(index.positions, rows)
         self.last = _selected(self.last, rows)
 
+    def next_positions(self, count: int, device: torch.device) -> TokenPositions:
+        """The positions 0, 1, 2, ... continued: those of the `count` tokens that come next."""
+        return TokenPositions.plain(count, offset=self.filled, device=device)
+
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
         """Add the tokens of the next pass; returns the positions of all keys by layer kind: of the
         new tokens, where the cache is a state.

@@ -324,9 +324,11 @@ class Transformer(nn.Module):
         if positions is None:
             if shard is not None:
                 raise ModelError("windows that are sharded over processes require positions")
-            offset = cache.filled if isinstance(cache, Cache) else 0
-            count = tokens.shape[1]
-            positions = TokenPositions.plain(count, offset=offset, device=tokens.device)
+            count, device = tokens.shape[1], tokens.device
+            if isinstance(cache, Cache):
+                positions = cache.next_positions(count, device)
+            else:
+                positions = TokenPositions.plain(count, device=device)
         keep = tokens.shape[1] if keep is None else keep
         window = shard and ShardedWindow(shard, positions, is_streamed)
         if window and is_streamed:

@@ -27,14 +27,14 @@ from errors import TrainingError
 from model import ModelError, ModelSettings
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
 from run_directory.position_overrides import meta_model, override, why
-from run_directory.run import Run, changed, is_run, not_a_run
+from run_directory.run import Run, describe_changes, is_run, not_a_run
 from run_directory.run_settings import RunSettings
 from run_directory.training_schedule import last_trained, stages_of
 from settings.load import differences, load_settings, setting_before_validation
 
 # Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and
 # why.
-_FIXED = {
+_FIXED_IN_FORKS = {
     "train_length": "the size of a step cannot change",
     "original_length": "positions depend on it",
     "training.batch_size": "the size of a step cannot change",
@@ -75,15 +75,16 @@ class ParentRun:
             "train_length": self.settings.train_length,
             "data": self.manifest.get("data"),
             "mixture": self.manifest.get("mixture", []),
-            "changed": self.changed(settings),
+            "changed": self.changes(settings),
         }
         if settings.is_fork:
             own["fork"] = True
         return [own, *self.manifest.get("lineage", [])]
 
-    def changed(self, settings: RunSettings) -> list[str]:
+    def changes(self, settings: RunSettings) -> list[str]:
         """Every setting that differs in the new run, one line each."""
-        return [text for text in changed(self.settings, settings) if not text.startswith("parent")]
+        changes = describe_changes(self.settings, settings)
+        return [text for text in changes if not text.startswith("parent")]
 
     def trained_tokenizer(self) -> BaseModel:
         """The settings of the tokenizer, read from the file in the run directory."""
@@ -273,7 +274,7 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
     wrong = [
         f"{key}: {reason}"
         for key in changed
-        for fixed, reason in _FIXED.items()
+        for fixed, reason in _FIXED_IN_FORKS.items()
         if f"{key}.".startswith(f"{fixed}.")
     ]
     if wrong:

@@ -67,7 +67,7 @@ HOLDER = ".holder"
 METRICS = "metrics.jsonl"
 MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
 # Keys of the manifest whose values must not change on resume.
-_FIXED = {
+_RECORDED_FACTS = {
     "tokenizer_hash": "tokenizer",
     "vocab_size": "vocabulary",
     "data_hash": "prepared text",
@@ -175,23 +175,23 @@ class Run:
         Raises TrainingError, which lists the settings that may not change, and where the tokenizer
         or the data are not the run's.
         """
-        if fixed := changed(self.settings, settings, include_allowed=False):
+        if forbidden := describe_changes(self.settings, settings, include_allowed=False):
             raise TrainingError(
                 f"{self.folder} was started with other settings; change them back, go on under the "
                 f"new ones in another run (--fork {self.folder} instead of --run-dir), or start "
-                "again (--restart):\n       " + "\n       ".join(fixed)
+                "again (--restart):\n       " + "\n       ".join(forbidden)
             )
         manifest = dict(self.manifest)
         now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
         now |= facts or {}
         # The settings are equal, so these changed for another reason.
-        for key, name in _FIXED.items():
+        for key, name in _RECORDED_FACTS.items():
             if key in manifest and key in now and manifest[key] != now[key]:
                 raise TrainingError(
                     f"{self.folder}: {name} has changed ({str(manifest[key])[:12]}, now "
                     f"{str(now[key])[:12]}); restore it or use --restart"
                 )
-        changes = changed(self.settings, settings)
+        changes = describe_changes(self.settings, settings)
         attempts = manifest.get("attempts", [])
         manifest["attempts"] = [*attempts, attempt(command, changes, processes)]
         manifest[MODEL_HASHES] = [self._stored_hash()]
@@ -339,7 +339,7 @@ class Run:
         return while_training(self.folder, read)
 
 
-def changed(old: RunSettings, new: RunSettings, include_allowed: bool = True) -> list[str]:
+def describe_changes(old: RunSettings, new: RunSettings, include_allowed: bool = True) -> list[str]:
     """Every setting that differs, as `key: old → new`; with `include_allowed`, also those
     that may change on resume."""
     return [

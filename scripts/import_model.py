@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
-from interop.imported_runs import find_checkpoint, imported_folder, write_run
+from interop.imported_runs import find_foreign_checkpoint, imported_folder, write_run
 from interop.new_folder import check_new
 from run_directory.console import Console
 from settings.script import Parser, run_main
@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.out is not None:
         check_new(args.out)
-    checkpoint = find_checkpoint(args.model)
+    checkpoint = find_foreign_checkpoint(args.model)
     run = args.out or imported_folder(checkpoint)
     tokenizer = Path(args.tokenizer) if args.tokenizer else None
     model = write_run(checkpoint, run, tokenizer).model

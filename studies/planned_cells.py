@@ -36,7 +36,7 @@ from run_directory.training_schedule import last_trained
 from settings.load import differences, identity, load_settings
 from studies.study_results_reader import SCHEME
 from studies.study_settings import EvaluationEntry, GridCell, StudySettings, matches
-from training.settings_checks import check_model
+from training.feasibility import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)

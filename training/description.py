@@ -56,5 +56,5 @@ def describe_parent(settings: RunSettings, parent: ParentRun) -> list[Row]:
     ]
     rows = [("fork of" if settings.is_fork else "extension of", first)]
     rows += [("before it", text) for text in earlier]
-    rows += [("changed", text) for text in parent.changed(settings)]
+    rows += [("changed", text) for text in parent.changes(settings)]
     return rows

@@ -32,11 +32,11 @@ from run_directory.run_settings import RunSettings
 from run_directory.weights import load_weights, weights_of
 from settings.load import identity
 from training.description import describe_parent, describe_run
+from training.feasibility import check_model, check_processes, input_limit
 from training.hardware import peak_memory
 from training.memory_estimate import MemoryEstimate
 from training.micro_batches import RunSampler, make_sampler
 from training.parallel import Parallel, PlannedProcesses, autocast_type
-from training.settings_checks import check_model, check_processes, input_limit
 from training.stop_requests import StopRequests
 
 

@@ -20,14 +20,8 @@ import numpy as np
 
 from data.files import sha256_of
 from data.random_draws import permuted
-from data.sampling.positions import (
-    IGNORED,
-    PACKINGS,
-    PLAIN,
-    PlainPositions,
-    PositionDraws,
-    PositionedTokens,
-)
+from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
+from data.sampling.positions import PLAIN, PlainPositions, PositionDraws
 from data.sampling.window_order import (
     MixturePattern,
     StepRange,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.sampling.positions import IGNORED
+from data.sampling.packing import IGNORED
 from data.tokenizers import SymbolTokenizer
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import TaskEvaluationSettings

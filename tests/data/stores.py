@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from data import TokenStore
 from data.sampling.batches import PLAIN, Batch, BatchSampler
-from data.sampling.positions import PACKINGS, PlainPositions, PositionDraws, PositionedTokens
+from data.sampling.packing import PACKINGS, PositionedTokens
+from data.sampling.positions import PlainPositions, PositionDraws
 from data.sampling.window_order import StepRange
 from data.store import EncodedDocument, write_manifest, write_shard
 

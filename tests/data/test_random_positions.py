@@ -10,7 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from data.sampling.positions import IGNORED, PositionsSettings
+from data.sampling.packing import IGNORED
+from data.sampling.positions import PositionsSettings
 from tests.data.stores import check_ranks, make_store, packings, place, sampler, stores
 from tests.files import table
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from data import DataError, DataSettings, GeneratedData
 from data.data_settings import SymbolSource
-from data.sampling.positions import IGNORED
+from data.sampling.packing import IGNORED
 from data.sampling.window_order import StepRange
 from data.task_data import ItemSampler, SymbolItems, generated
 from data.tasks import SymbolTaskSettings

@@ -17,9 +17,9 @@ from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
 from tests.training.tiny import trained
 from training import dry_run, memory_estimate
+from training.feasibility import check_model, check_processes
 from training.hardware import known_peak
 from training.memory_estimate import activations, gathered_keys, memory
-from training.settings_checks import check_model, check_processes
 from training.setup import TrainingRun
 from training.train_options import parse_options
 

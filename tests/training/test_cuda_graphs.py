@@ -14,7 +14,7 @@ from settings.load import load_settings
 from tests.training.curves import Training
 from tests.training.test_processes import PLAIN, SMALL, farthest, prepared
 from tests.training.tiny import lines, trained
-from training.settings_checks import check_processes
+from training.feasibility import check_processes
 
 __all__ = ["prepared"]  # a fixture
 GRAPHS = ["training.compile=true", "training.cuda_graphs=true"]

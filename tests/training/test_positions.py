@@ -16,8 +16,8 @@ from settings.load import load_settings
 from tests.data.stores import place
 from tests.data.test_random_positions import chosen
 from tests.model.zoo import build, close, ids
+from training.feasibility import check_model
 from training.micro_batches import micro_batches
-from training.settings_checks import check_model
 
 B = 4
 T = 11

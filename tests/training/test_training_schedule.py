@@ -16,9 +16,9 @@ from settings.load import load_settings
 from tests.data.stores import make_store, sampler
 from tests.model.zoo import build, ids
 from tests.training.conftest import REFUSED
+from training.feasibility import check_model
 from training.micro_batches import StepBatch, step_batches
 from training.optimizer import Optimizer
-from training.settings_checks import check_model
 from training.step_guard import StepGuard
 from training.train_state import TrainState
 

@@ -13,7 +13,8 @@ import evaluate as evaluate_script
 import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
-from data.sampling.positions import IGNORED, PLAIN
+from data.sampling.packing import IGNORED
+from data.sampling.positions import PLAIN
 from data.task_data import generated
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets

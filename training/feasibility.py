@@ -1,4 +1,5 @@
-"""Checks of a run's settings that need no data."""
+"""Whether the model and the processes of a run are possible: checks of its settings that need no
+data."""
 
 from errors import TrainingError
 from model import SCHEMES
