@@ -64,7 +64,7 @@ class SymbolSource(StrictSettings):
     )
     loss: Literal["answers", "all"] = setting(
         "answers",
-        "the symbols that are trained: those of the answers, or all of an item",
+        "training targets: the symbols of the answers, or all symbols of an item",
     )
 
     @property
@@ -73,7 +73,7 @@ class SymbolSource(StrictSettings):
         return bounds_of(self.lengths)
 
     def inputs(self, bos: bool) -> int:
-        """Inputs of the longest item."""
+        """Number of inputs of the longest item."""
         return self.task.size(self.bounds[1]) + bos - 1
 
 
@@ -157,30 +157,30 @@ class DataSettings(StrictSettings):
 
     @property
     def is_generated(self) -> bool:
-        """Whether the data are task items on symbols, and no text."""
+        """Whether the data are task items on symbols instead of text."""
         return isinstance(self.source, SymbolSource)
 
     @property
     def text_source(self) -> TextSource | TaskSource:
-        """`source`, of data that are text."""
+        """`source`, which must be text instead of a task on symbols."""
         assert not isinstance(self.source, SymbolSource)
         return self.source
 
     @property
     def symbol_source(self) -> SymbolSource:
-        """`source`, of data that are generated."""
+        """`source`, which must be a task on symbols."""
         assert isinstance(self.source, SymbolSource)
         return self.source
 
     @property
     def coupled_task(self) -> CoupledTask | None:
-        """The task that gives the positions of its items; None if they have plain positions."""
+        """The task, if it sets the positions of its items; None if positions are plain."""
         task = self.symbol_source.task if self.is_generated else None
         return task if isinstance(task, CoupledTask) and task.has_positions else None
 
     @property
     def gives_positions(self) -> bool:
-        """Whether a task gives the positions of its items."""
+        """Whether a task sets the positions of its items."""
         return self.coupled_task is not None
 
     def position_end(self, length: int) -> int:

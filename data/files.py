@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from errors import DataError, TrainingError
 
-LONGEST_NAME = 200  # bytes of a file name, so that the name of a draft fits into 255
+LONGEST_NAME = 200  # bytes of a file name; the longer name of its draft must fit into 255
 
 
 @contextmanager
@@ -61,8 +61,8 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def path_problem(path: Path) -> str:
-    """Why no file or folder can be created or used at `path`, "" if it can: checked before work
-    whose result is written there."""
+    """The reason why no file or folder can be created or used at `path`; "" if it can. Check it
+    before work whose result is written there."""
     path = path.absolute()
     if max(len(os.fsencode(part)) for part in path.parts) > LONGEST_NAME:
         return f"has a name of more than {LONGEST_NAME} bytes; choose a shorter one"
@@ -94,8 +94,8 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file by name; none where it is missing or damaged, which the checksums
-    of zip find."""
+    """The arrays of a .npz file by name; {} if the file is missing, or damaged according to the
+    checksums of zip."""
     # RuntimeError and OSError are raised for damaged zip headers.
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -171,8 +171,8 @@ def canonical_hash(value: Any) -> str:
 
 @contextmanager
 def locked(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock `file` until the block ends, or this process, for any reason. The value is
-    False, and the lock is not held, if another process holds it and `wait` is False."""
+    """Hold the lock `file` until the block or this process ends, for any reason. If another process
+    holds the lock and `wait` is False, the value is False and the lock is not held."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=-1 if wait else 0)

@@ -19,7 +19,7 @@ from errors import DataError
 # the settings that specify text, for messages
 FIRST = "data.source"
 VALID = "data.valid_source"
-OPENING = 16  # tokens of a held-out document that the default prompt of samples is taken from
+OPENING = 16  # first tokens of a held-out document, which contain the default prompt of samples
 # Settings that change the use or the location of prepared text, but not its content.
 USE = {"root", "label", "packing", "positions", "mixture"}
 
@@ -122,8 +122,8 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
     """The output folder of `prepare(settings)`. `place` is the name of the setting that specifies
     the text.
 
-    Where the text is missing, as on another machine, it is the finished folder of `data.root` that
-    was prepared with these settings. Raises DataError where there is none, or more than one.
+    If the text is missing, as on another machine, returns the finished folder in `data.root` that
+    was prepared with these settings. Raises DataError if there is no such folder, or more than one.
     """
     sources = [open_source(settings.text_source, place)]
     if settings.valid_source is not None:
@@ -145,7 +145,7 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
 
 
 def _folders_prepared_with(settings: DataSettings) -> list[Path]:
-    """The finished folders of `data.root` whose recorded settings are these."""
+    """The finished folders in `data.root` whose recorded settings equal these."""
     wanted = _content_of(settings.model_dump(mode="json"))
     folders = []
     for file in sorted(Path(settings.root).expanduser().glob("*/prepared.json")):
@@ -158,7 +158,7 @@ def _folders_prepared_with(settings: DataSettings) -> list[Path]:
 
 def _content_of(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that determine the content of a prepared folder, without `split_bytes`, which is
-    recorded where it was chosen automatically."""
+    also recorded if it was chosen automatically."""
     content = {key: value for key, value in settings.items() if key not in USE}
     content["source"] = {**settings["source"], "split_bytes": None}
     return content
@@ -177,7 +177,7 @@ def is_prepared(settings: DataSettings) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a preparation has written all of this folder."""
+    """Whether the preparation of this folder has finished."""
     return (folder / "prepared.json").is_file()
 
 
@@ -217,7 +217,7 @@ def check_texts(settings: DataSettings) -> None:
 
 
 def expected_vocabulary(settings: DataSettings) -> int:
-    """Vocabulary size: that of a given model, the size requested for training, or that of bytes.
+    """Vocabulary size of the given tokenizer model, of the tokenizer to be trained, or of bytes.
 
     Raises DataError if the model does not exist.
     """

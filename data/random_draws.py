@@ -26,7 +26,7 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 
 def hash64(text: str) -> int:
-    """64 bits of a text's hash."""
+    """The first 64 bits of a text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 

@@ -153,7 +153,7 @@ class TokenStore:
             raise DataError(f"{path} does not match its recorded hash; {hint(self.folder)}")
 
     def verify(self, vocab_size: int | None = None) -> None:
-        """Compare every file with its hash, and its ids with the size of the vocabulary.
+        """Compare every file with its hash, and the ids with the size of the vocabulary.
 
         Raises DataError naming the first file that differs.
         """
@@ -163,8 +163,8 @@ class TokenStore:
             largest = int(self._map(i).max(initial=0))
             if vocab_size is not None and largest >= vocab_size:
                 raise DataError(
-                    f"{self.folder / self._tokens_file(i)} has the id {largest}, and the "
-                    f"tokenizer {vocab_size} ids; {hint(self.folder)}"
+                    f"{self.folder / self._tokens_file(i)} has the id {largest}, but the tokenizer "
+                    f"has {vocab_size} ids; {hint(self.folder)}"
                 )
 
     def verify_tokens(self, shard: int) -> None:
@@ -209,7 +209,7 @@ class TokenStore:
 
     @property
     def clusters(self) -> list[str | None]:
-        """The cluster of each document (author, series), where the source provides one."""
+        """The cluster of each document (author, series), if the source provides one."""
         return self._labels[1]
 
     def document(self, i: int) -> np.ndarray:

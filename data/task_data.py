@@ -1,5 +1,5 @@
-"""The data of a run on task items on symbols, which are generated in training: nothing is on the
-disk.
+"""The data of a run on task items on symbols, which are generated during training: nothing is
+stored on the disk.
 
 A row of a batch is one item: inputs from the left, then padding, which is never a target. Padding
 follows the item, so that no token of the item attends to it.
@@ -31,7 +31,7 @@ class ItemRows(NamedTuple):
 
     inputs: np.ndarray  # (b, T)
     targets: np.ndarray  # (b, T), IGNORED where the next symbol is not to be predicted
-    position: np.ndarray | None  # (b, T), of tasks that give positions
+    position: np.ndarray | None  # (b, T); None: the task does not set positions
     count: np.ndarray  # (b,) inputs of each item
 
     def part(self, rows: slice) -> "ItemRows":
@@ -81,10 +81,11 @@ class SymbolItems(TaskItems):
         width: int | None = None,
         answers_only: bool = True,
     ) -> ItemRows:
-        """The items with these indices, padded to `width` inputs, or to those of the longest.
+        """The items with these indices, padded to `width` inputs, or to the number of inputs of the
+        longest item.
 
         Args:
-            answers_only: other tokens are no targets.
+            answers_only: only the tokens of answers are targets.
         """
         bos = self.data.bos
         items = self.drawn(index)
@@ -152,8 +153,8 @@ class GeneratedData:
         return self.tokenizer.decode(item.prompt)
 
     def positions(self, ids: list[int], more: int) -> list[int]:
-        """The positions of a prompt and of the next `more` tokens, which the task gives. Raises
-        DataError for a prompt that is no problem of the task."""
+        """The positions that the task sets for a prompt and for the next `more` tokens. Raises
+        DataError if the prompt is not a problem of the task."""
         task = self.source.task
         assert isinstance(task, CoupledTask)
         begin = [0] * (self.bos and ids[:1] == [self.tokenizer.bos_id])
@@ -172,7 +173,7 @@ class ItemSampler:
     items are generated as they are needed.
 
     Args:
-        items: those of training.
+        items: the training items.
         plan: the step ranges of the run.
         answers_only: only the tokens of answers are targets.
         seed: seed of random positions.
@@ -208,7 +209,7 @@ class ItemSampler:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
         length, batch_size, first = samples_before(self.plan, step)[-1]
         rows = rows_of_rank(batch_size, rank, world)
-        # All ranks generate all items, as the loss is normalized by their number of targets.
+        # All ranks generate all items, because the loss is normalized by their number of targets.
         items = self.items.rows(np.arange(first, first + batch_size), length, self.answers_only)
         own = items.part(rows)
         return Batch(

@@ -56,8 +56,8 @@ class FilesSource(RecordSource):
         min_length=1,
     )
     split_bytes: int | None = counts_if_changed(
-        "split documents into spans of at most this many bytes, at line breaks; null: only "
-        "those of a source of few long documents, so that spans of them can be held out",
+        "split documents into spans of at most this many bytes, at line breaks; null: only if the "
+        "source has few, long documents, so that spans of them can be held out",
         ge=256,
         exclude_if=lambda value: value is None,
     )
@@ -66,7 +66,7 @@ class FilesSource(RecordSource):
         "jsonl file giving `cluster_key` for text files, matched by `file` = file name",
     )
     max_document_bytes: int | None = counts_if_changed(
-        "skip documents, and lines of record files, with more bytes; null: 268,435,456",
+        "skip documents, and lines of record files, of more bytes than this; null: 268,435,456",
         ge=1,
         exclude_if=lambda value: value is None,
     )
@@ -111,8 +111,8 @@ class PreparedSource(StrictSettings):
 
 
 def with_text(overrides: list[str], path: str) -> list[str]:
-    """Overrides that read the text files of a folder, or one file: after the settings files, and
-    before the settings that may complete it, such as data.source.split_bytes=8192."""
+    """`overrides` with one that reads the text files of a folder, or one file. It is inserted after
+    the settings files and before other overrides, such as data.source.split_bytes=8192."""
     files = [word for word in overrides if "=" not in word]
     settings = [word for word in overrides if "=" in word]
     return [*files, f"data.source={json.dumps({'name': 'files', 'path': path})}", *settings]

@@ -42,8 +42,8 @@ def range_hashes(
     starts: np.ndarray,
     stops: np.ndarray,
 ) -> np.ndarray:
-    """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset:
-    uint64."""
+    """uint64 polynomial hash of each range values[start:stop], independent of its offset. values:
+    uint64 (n,)."""
     table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
     prefix = np.zeros(len(values) + 1, dtype=np.uint64)
     np.cumsum(values * _power_table(_FACTOR, table)[: len(values)], out=prefix[1:])
@@ -97,7 +97,8 @@ def shingles(text: str) -> np.ndarray:
 
 
 class ShingleIndex:
-    """The shingles of all validation documents. `sets` has those of one document per entry."""
+    """The shingles of all validation documents. Each entry of `sets` has the shingles of one
+    document."""
 
     def __init__(self, sets: list[np.ndarray]):
         self.counts = np.array([len(own) for own in sets], dtype=np.int64)
@@ -108,7 +109,7 @@ class ShingleIndex:
 
     def shared(self, text: str) -> tuple[float, float]:
         """The fraction of the text's shingles that are in validation text, and the largest fraction
-        of one validation document's that are in the text."""
+        of one validation document's shingles that are in the text."""
         own = shingles(text)
         low = np.searchsorted(self.hashes, own, side="left")
         high = np.searchsorted(self.hashes, own, side="right")

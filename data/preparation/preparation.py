@@ -55,7 +55,7 @@ from errors import DataError
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
 # Beyond valid_fraction, at most one document in three is held out.
 ENOUGH = 3 * POINTS_ONLY_BELOW
-# Fewer documents are split into about so many spans, if these have at least so many bytes.
+# Fewer documents than ENOUGH are split into about SPANS spans of at least SPAN bytes.
 SPANS = 60
 SPAN = 4096
 
@@ -100,10 +100,10 @@ def _prepare_text(
             if not is_finished(folder):  # another process may have finished it meanwhile
                 console.info(f"preparing {folder}")
                 summary = _Preparation(settings, folder, console, place).run(workers)
-                # A further text has the validation text of the first one, which was already
+                # Further texts share the validation text of the first one, which was already
                 # printed.
                 show(summary, console, ("train", "valid") if place == FIRST else ("train",))
-    # left if an earlier process crashed at this point
+    # The folder remains if an earlier process crashed at this point.
     shutil.rmtree(folder / "work", ignore_errors=True)
     return open_prepared(folder)
 
@@ -277,7 +277,7 @@ class _Preparation:
     def _encode(self, chunks: list[Chunk], workers: int | None) -> None:
         """Write the shards of the chunks that are not done. Threads run in parallel, because
         tokenizing, hashing and decompression release Python's global lock; the shards do not depend
-        on their number."""
+        on the number of threads."""
         missing = [chunk for chunk in chunks if not self._result_path(chunk).is_file()]
         workers = min(workers or available_cores(), max(1, len(missing)))
         bar = self.console.bar("tokenizing", len(missing), unit="shards")

@@ -126,8 +126,8 @@ def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, st
 
 
 class Spool:
-    """A complete spool. `keys`, `bytes` and `valid` (whether the document is validation text: none,
-    until the preparation chooses them) have one value per document over all chunks.
+    """A complete spool. `keys`, `bytes` and `valid` (whether a document is validation text; all
+    False until the preparation chooses) have one value per document over all chunks.
     """
 
     def __init__(self, folder: Path):
@@ -141,7 +141,7 @@ class Spool:
         self.keys = table["key"].to_numpy()
         self.valid = np.zeros(len(table), dtype=bool)
         names = table["name"].to_pylist()
-        # a file with a second part or record
+        # whether any file has a second part or record
         self.has_parts = any("#" in name and not name.endswith("#0") for name in names)
         self._first = np.cumsum([0, *map(len, tables)])
 
@@ -150,7 +150,7 @@ class Spool:
         return self.valid[self._first[number] : self._first[number + 1]]
 
     def texts(self, valid: bool) -> Iterator[str]:
-        """The texts of validation or of training, in order."""
+        """The validation texts, or the training texts, in order."""
         for number in range(self.n_chunks):
             chosen = np.flatnonzero(self.valid_in(number) == valid)
             if len(chosen):

@@ -18,7 +18,7 @@ LONGEST_LINE = 4000  # bytes; sentencepiece drops longer lines silently
 # Newline and tab are separate tokens. The trainer drops lines that contain any of the others.
 CUTS = re.compile("[\n\t\0\u2047\u2581\u2585]+")
 THREADS = 16  # fixed, because the number of threads changes the summation order in unigram training
-# of our own byte-level BPE; Llama 3's names
+# control symbols of the byte-level BPE trained here; Llama 3's names
 BOS = "<|begin_of_text|>"
 EOS = "<|end_of_text|>"
 

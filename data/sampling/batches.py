@@ -3,11 +3,12 @@
 The documents of an epoch are permuted and concatenated into a token stream. The stream is divided
 into windows of T inputs (the last target of a window is the first input of the next), and the
 windows are permuted as well. data/sampling/window_order.py assigns samples to texts, and windows to
-step ranges where lengths differ. The order does not depend on random state or on the number of
-ranks, so a run can resume at any step and on any number of processes.
+step ranges if lengths differ. The order does not depend on random state or on the number of ranks,
+so a run can resume at any step and on any number of processes.
 
-Where a state is carried, windows are not permuted: row r of a batch of B rows reads the r-th of B
-parts of the stream, one window after the other, with the documents and orders of the stream.
+If a state is carried, windows are not permuted: row r of a batch of B rows reads the r-th of B
+parts of the stream, one window after the other. Order and document numbers are then those of the
+stream.
 """
 
 from collections.abc import Sequence
@@ -43,13 +44,13 @@ class Batch:
     targets: np.ndarray  # (b, T) int64, IGNORED where the next token is in another document
     positions: PositionedTokens  # (b, T) or, in layout "plain", (1, T)
     n_targets: int  # targets included in the loss of the whole step, over all ranks
-    epoch: int  # of the first window of the step
-    # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
+    epoch: int  # epoch of the step's first window
+    # 16 hex digits: hash of the tokens and targets of the whole step; "" on ranks other than 0
     hash: str
 
 
 def content_hash(inputs: np.ndarray, targets: np.ndarray) -> str:
-    """16 hex digits of the tokens and targets of a step."""
+    """Hash of the tokens and targets of a step, 16 hex digits."""
     return sha256_of(inputs.tobytes() + targets.tobytes())[:16]
 
 
@@ -98,8 +99,8 @@ class _TokenStream:
         return np.concatenate(parts, dtype=np.int64)
 
     def places(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the order (n,) in their documents of tokens start ... start+n−1, and numbers (n,)
-        of the documents, all different over the epochs.
+        """For tokens start ... start+n−1, return their order (n,) in their documents and the
+        numbers (n,) of these documents, which are unique over all epochs.
         """
         index = np.arange(start, start + n)
         slot = np.searchsorted(self.starts, index, side="right") - 1
@@ -116,7 +117,8 @@ class _TokenStream:
 
 
 class Window(NamedTuple):
-    """A sample: `length` inputs of a stream from token `start` on, and the target of the last."""
+    """A sample: `length` inputs of a stream, from token `start` on, and the target of the last
+    input."""
 
     stream: _TokenStream
     start: int
@@ -133,7 +135,7 @@ class BatchSampler:
         packing: a key of PACKINGS.
         seed: seed of the data order.
         positions: settings of the positional sampler.
-        is_carried: rows read consecutive windows. The plan has one step range then, of one text.
+        is_carried: rows read consecutive windows. There must be one text and one step range.
     """
 
     def __init__(
@@ -161,8 +163,9 @@ class BatchSampler:
             needed = max(lengths) * (plan[0].batch_size if is_carried else 1) + 1
             if text.store.n_tokens < needed:
                 raise DataError(
-                    f"{text.store.folder} has {text.store.n_tokens:,} tokens, fewer than the "
-                    f"{needed:,} of one window per row; decrease train_length or prepare more text"
+                    f"{text.store.folder} has {text.store.n_tokens:,} tokens, but one window "
+                    f"(with training.state=carry, one per row) requires {needed:,}; decrease "
+                    "train_length or prepare more text"
                 )
             totals = self._mixture.before(source, samples).tolist()
             self._samplers.append(
@@ -234,7 +237,7 @@ class BatchSampler:
         self, windows: list[Window], begins: np.ndarray, step: int, rows: slice
     ) -> PositionedTokens:
         """Order, positions and documents of the inputs of windows (b,), whose documents begin where
-        `begins` (b, T) is true. `rows`: of the windows in the step."""
+        `begins` (b, T) is true. `rows`: which rows of the step the windows are."""
         if self.is_carried:
             places = [stream.places(start, length) for stream, start, length in windows]
             order, document = np.stack(places, axis=1)

@@ -3,9 +3,9 @@
 A sampler replaces the positions that a token has from `packing.py`. Its random draws are a pure
 function of (seed, step, row in the whole step, document).
 
-Evaluation and generation use positions 0, 1, 2, ..., except for tasks on symbols where it is asked
-for. Schemes that use absolute positions therefore do not benefit from `center`, which trains them
-around 0.
+Evaluation and generation use positions 0, 1, 2, ...; only tasks on symbols can be evaluated at
+sampled positions, if the settings request it. Schemes that use absolute positions therefore do not
+benefit from `center`, which trains them around 0.
 """
 
 import math
@@ -44,7 +44,7 @@ class PlainPositions(StrictSettings):
     """Positions count from 0 in each text."""
 
     fractional: ClassVar[bool] = False  # whether positions are real-valued
-    bound: ClassVar[str | None] = None  # the setting that all positions are below
+    bound: ClassVar[str | None] = None  # the setting whose value exceeds all positions
 
     name: Literal["plain"] = "plain"
 
@@ -59,7 +59,7 @@ class PlainPositions(StrictSettings):
             raise ValueError(f"{setting} is less than the {length} tokens of a window; increase it")
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
-        """Replace the positions, which are `order`, by those of this sampler."""
+        """Replace the positions, which equal `order`, by the positions of this sampler."""
         return placed
 
 
@@ -67,7 +67,7 @@ PLAIN = PlainPositions()
 
 
 def _sorted(placed: PositionedTokens, drawn: np.ndarray, base: np.ndarray) -> PositionedTokens:
-    """Sorted positions in each document; those of the next one have a greater `base`."""
+    """Sort the positions within each document; `base` increases from document to document."""
     return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
 
 
@@ -131,7 +131,7 @@ class MultiplePositions(PlainPositions):
     """
 
     name: Literal["random_multiple"] = "random_multiple"
-    max_factor: int = setting(16, "largest t, that of the scheme", ge=1, le=10_000)
+    max_factor: int = setting(16, "largest t; equal to the scheme's max_factor", ge=1, le=10_000)
 
     def position_end(self, length):
         return length * self.max_factor

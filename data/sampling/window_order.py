@@ -23,7 +23,8 @@ FEW = 64  # streams with fewer chunks than this use the shortest possible chunks
 
 
 class StepRange(NamedTuple):
-    """Consecutive steps with one window length and batch size. The last one of a run has no end."""
+    """Consecutive steps with one window length and batch size. The last range of a run has no
+    end."""
 
     length: int  # tokens per window
     batch_size: int  # windows per step, over all ranks
@@ -34,12 +35,13 @@ class SampleGroup(NamedTuple):
     """Samples of consecutive steps with windows of one length. A sample is one window."""
 
     length: int
-    batch_size: int  # of the last of these steps
+    batch_size: int  # windows of the last of these steps
     samples: int
 
 
 def samples_before(plan: Sequence[StepRange], step: int) -> list[SampleGroup]:
-    """The samples of the steps before `step`. The last group, that of `step`, may be empty."""
+    """The samples of the steps before `step`, in groups. The last group, which `step` continues,
+    may be empty."""
     groups: list[SampleGroup] = []
     for number, (length, batch_size, steps) in enumerate(plan, start=1):
         before = groups.pop().samples if groups and groups[-1].length == length else 0
@@ -87,7 +89,7 @@ def _quota(parts: list[int]) -> list[int]:
     turns = []
     for n in range(1, whole + 1):
         due = [j for j, part in enumerate(parts) if had[j] * whole < part * n]
-        turn = min(due, key=lambda j: Fraction(had[j] + 1, parts[j]))  # the first of equal ones
+        turn = min(due, key=lambda j: Fraction(had[j] + 1, parts[j]))  # the first of a tie
         had[turn] += 1
         turns.append(turn)
     return turns
@@ -122,7 +124,7 @@ class WindowSampler:
         length: tokens per window.
         total: number of windows; None: unlimited.
         begin: (epoch, chunk), the first stream and the index of its first unused chunk.
-        seed: seed of their order.
+        seed: seed of the order of the windows.
         source: index of the text in a mixture.
     """
 
@@ -146,7 +148,7 @@ class WindowSampler:
         self._chunks = (tokens - 1) // chunk
         self._per_chunk = chunk // length
         self._per_stream = self._chunks * self._per_chunk
-        self._skipped = begin[1] * self._per_chunk  # windows of the first stream
+        self._skipped = begin[1] * self._per_chunk  # windows used before `begin`
 
     @property
     def end(self) -> tuple[int, int]:
@@ -157,8 +159,8 @@ class WindowSampler:
         return self.begin[0] + stream, last // self._per_chunk + 1
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ...
-        of this sampler.
+        """For windows `index` (0, 1, ...) of this sampler, return (epoch, offset of the first token
+        in its stream), both int64.
         """
         streams, numbers = np.divmod(index + self._skipped, self._per_stream)
         starts = np.empty_like(index)
@@ -168,7 +170,7 @@ class WindowSampler:
         return self.begin[0] + streams, starts
 
     def _starts(self, stream: int, number: np.ndarray) -> np.ndarray:
-        """Offsets of windows of one stream, the first being number 0."""
+        """Offsets of the windows `number` (0, 1, ...) of one stream."""
         key = stream_key(self.seed, self.source, self.begin[0] + stream, "windows")
         if self._per_chunk > 1:  # windows of one chunk are not consecutive
             first = 0 if stream else self._skipped
@@ -191,7 +193,7 @@ def window_samplers(
     source: int = 0,
 ) -> list[WindowSampler]:
     """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the
-    last has no end.
+    last one has no end.
 
     Args:
         tokens: number of tokens in the text.

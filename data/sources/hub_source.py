@@ -13,8 +13,8 @@ FORMATS = {"arrow", "csv", "json", "parquet", "text"}
 
 
 class Hub(Source):
-    """The fingerprint does not include the newest commit, because that requires the network on
-    every call; `revision` pins it."""
+    """The fingerprint does not include the newest commit, because reading it would require the
+    network on every call; `revision` pins the commit."""
 
     settings: HubSource
 
@@ -54,7 +54,7 @@ class Hub(Source):
                 "subset, split, data_files and the network"
             ) from error
         # Read only the text column from Arrow: other columns can be large (embeddings, images).
-        columns = rows.column_names  # None: known from the first row on
+        columns = rows.column_names  # None: known once the first row is read
         if columns is not None:
             check_columns(s, columns, repr(s.path), self.place)
             rows = rows.select_columns(s.columns)

@@ -50,7 +50,7 @@ class Files(Source):
 
     @cached_property
     def files(self) -> list[tuple[str, Path]]:
-        """(name, path) of each file, by the order of the given paths and by name within each
+        """(name, path) of each file, in the order of the given paths, and by name within each
         folder."""
         names: dict[Path, str] = {}
         for path in self.paths:
@@ -271,8 +271,8 @@ def _damage_reported(path: Path) -> Iterator[None]:
 
 
 def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytes]:
-    """Yield the parts of a file between separators, decompressed incrementally. A part above `most`
-    bytes is shortened, to more than `most`.
+    """Yield the parts of a file between separators, decompressed incrementally. A part of more than
+    `most` bytes is cut, but stays longer than `most` bytes.
     """
     codec = CODECS.get(path.suffix.lower())
     kept = most + len(mark)
@@ -311,8 +311,7 @@ def _split(text: str, most: int) -> Iterator[str]:
 
 
 def _json_lines(path: Path, most: int) -> Iterator[object]:
-    """The values of the lines of a file; bytes where a line is too large, None where it is no
-    JSON."""
+    """The value of each line of a file: bytes if the line is too large, None if it is not JSON."""
     for line in _parts(path, b"\n", most):
         if len(line) > most:
             yield line

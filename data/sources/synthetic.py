@@ -1,4 +1,4 @@
-"""Documents that are made, not read: task items, and filler text without content."""
+"""Generated documents: task items, and filler text without content."""
 
 import itertools
 
@@ -59,7 +59,7 @@ SENTENCES = (
     "Here we go.",
     "There and back again.",
 )
-# documents, and sentences per document: about 340,000 characters
+# number of documents, and of sentences per document (about 340,000 characters)
 DOCUMENTS = 512
 LENGTH = 20_000
 

@@ -9,7 +9,7 @@ from data.files import canonical_hash
 from data.tasks import is_for
 from data.text_settings import RecordSource
 
-KEYS_SHOWN = 12  # of a record without text
+KEYS_SHOWN = 12  # keys that the message about a record without text lists
 
 
 class Document(NamedTuple):
@@ -49,7 +49,7 @@ class Source(ABC):
         """
 
     def haystacks(self, purpose: str) -> Iterator[tuple[str, str]]:
-        """Yield (name, text) of the documents that task items for a purpose may use."""
+        """Yield (name, text) of the documents that task items for `purpose` may use."""
         for document in self.documents():
             if document.fault is None and is_for(document.name, purpose):
                 yield document.name, document.text

@@ -1,8 +1,8 @@
 """Synthetic tasks, in text and on symbols. Each item has one correct answer and is a function of a
 seed and an index.
 
-Items of tasks in text are text with facts in it, as training text or as an evaluation. Items of
-tasks on symbols are sequences of symbols, which a model of their vocabulary is trained on.
+Items of tasks in text are texts that contain facts, for training or for evaluation. Items of tasks
+on symbols are sequences of symbols, for models that are trained on them.
 """
 
 from typing import Annotated

@@ -12,8 +12,8 @@ DIGITS = [*map(str, range(10))]
 
 
 class ModularAdditionTask(CoupledTask):
-    """The sum of numbers modulo another one: `3 4 4 =` → `1` modulo 10. Lengths count the numbers.
-    With a scratchpad, the answer is the sum after each number: `3 7 1`."""
+    """The sum of several numbers modulo `modulus`: `3 4 4 =` → `1` modulo 10. Lengths count the
+    numbers. With a scratchpad, the answer is the sum after each number: `3 7 1`."""
 
     name: Literal["modular_addition"] = "modular_addition"
     modulus: int = setting(10, "modulus", ge=2)
@@ -50,10 +50,10 @@ class ParityTask(ModularAdditionTask):
 
 
 class AdditionTask(CoupledTask):
-    """The sum of two numbers of as many digits: `0 9 + 4 8 =` → `0 5 7`, with one more digit, so
-    that the length of an answer gives no information about it. Lengths count the digits of one
-    number. A scratchpad lists the carry, the two digits and the digit of the sum for each column,
-    from the last: `0 9 8 7 1 0 4 5`, then `:` and the sum."""
+    """The sum of two numbers with the same number of digits: `0 9 + 4 8 =` → `0 5 7`. The answer
+    always has one more digit, so its length gives no information about it. Lengths count the digits
+    of one number. A scratchpad lists the carry, the two digits and the digit of the sum for each
+    column, from the last: `0 9 8 7 1 0 4 5`, then `:` and the sum."""
 
     choices: ClassVar[int] = 10
 
@@ -66,13 +66,14 @@ class AdditionTask(CoupledTask):
     )
     order: Literal["plain", "reversed", "reversed_answer"] = setting(
         "plain",
-        "reversed: all numbers, or the sum alone, from the last digit on",
+        "reversed: all numbers are written from the last digit to the first; reversed_answer: only "
+        "the sum is",
     )
     scratchpad: bool = setting(False, "write the columns before the sum")
     hints: int = setting(
         0,
-        "number of index symbols, one of which precedes each digit, the same for equal "
-        "significance (arXiv:2310.16028); 0: none. An item uses consecutive ones",
+        "number of index symbols. One precedes each digit, the same before digits of equal "
+        "significance (arXiv:2310.16028); an item uses consecutive index symbols; 0: none",
         ge=0,
     )
 
@@ -118,7 +119,8 @@ class AdditionTask(CoupledTask):
 
     def positions_of(self, prompt, more):
         """Coupled: a digit of significance k = 0, 1, ... has position k + 2, `+` and `=` have 1;
-        `=` before an answer that begins with its first digit is one beyond it."""
+        `=` before an answer that begins with its first digit has the position after that
+        digit's."""
         first = prompt.index("+")
         second = prompt.index(EQUALS) - first - 1
         rest = len(prompt) + more - first - second - 2
@@ -129,7 +131,7 @@ class AdditionTask(CoupledTask):
         if self.order != "reversed":
             a.reverse()
             b.reverse()
-        last = max(first, second) + 2  # of the first digit of the sum
+        last = max(first, second) + 2  # position of the first digit of the sum
         equals = 1
         answer = list(range(2, rest + 2))
         if self.order == "plain":

@@ -58,7 +58,7 @@ class AssociativeRecallTask(SymbolTask):
     name: Literal["associative_recall"] = "associative_recall"
     keys: PositiveInt = setting(64, "number of keys, k0, k1, ...")
     values: int = setting(64, "number of values, v0, v1, ...", ge=2)
-    queries: PositiveInt = setting(4, "queried keys per item, or as many as it has")
+    queries: PositiveInt = setting(4, "queried keys per item; all keys if the item has fewer")
 
     @property
     def alphabet(self):
@@ -89,8 +89,8 @@ class AssociativeRecallTask(SymbolTask):
 
 
 class IndirectIndexingTask(SymbolTask):
-    """The symbol at a distance from a given one (arXiv:2509.10534): `4 9 1 7 ? 9 +2 =` → `7`, then
-    further questions. Lengths count the symbols of the string, which are distinct."""
+    """The symbol at a distance from a given symbol (arXiv:2509.10534): `4 9 1 7 ? 9 +2 =` → `7`,
+    then further questions. Lengths count the symbols of the string, which are distinct."""
 
     shortest = 2
 
@@ -130,7 +130,7 @@ class IndirectIndexingTask(SymbolTask):
 
 class DyckTask(SymbolTask):
     """Close all open brackets (Dyck language, arXiv:2105.11115): `(0 (1 )1 (1 =` → `)1 )0`. Lengths
-    count pairs of brackets, those of the answer among them."""
+    count pairs of brackets, including those of the answer."""
 
     name: Literal["dyck"] = "dyck"
     kinds: int = setting(2, "kinds of brackets", ge=1, le=20)

@@ -50,8 +50,8 @@ class TextTask(Task):
 
     queries: int = setting(
         1,
-        "maximum number of questions per training item; evaluation asks one, as "
-        "earlier ones could contain its answer",
+        "maximum number of questions per training item; evaluation asks one, because earlier "
+        "questions could contain its answer",
         ge=1,
     )
 
@@ -140,8 +140,8 @@ class HaystackTask(TextTask):
 
 
 def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float]) -> list[int]:
-    """Offsets in the text near the depths: before a token that begins with white space, or an
-    end."""
+    """Offsets in the text near the depths: before a token that begins with white space, or an end
+    of the text."""
     inside = 1 + np.flatnonzero(request.items.may_cut[text[1:]])
     cuts = np.array([0, *inside.tolist(), len(text)])
     nearest = [np.abs(cuts - depth * len(text)).argmin() for depth in depths]
@@ -281,11 +281,11 @@ class Haystacks:
     """Documents, as tokens, that are long enough for hidden facts.
 
     Args:
-        documents: (name, text) of each, in order.
-        tokenizer: encodes them.
+        documents: (name, text) of each document, in order.
+        tokenizer: encodes the documents.
         longest: minimum tokens per document; shorter ones are skipped.
         count: maximum number of documents. The first ones that are long enough are used.
-        origin: name of their source, for messages.
+        origin: name of the documents' source, for messages.
 
     Raises:
         DataError: no document is long enough. The message reports the number of documents and the

@@ -10,7 +10,7 @@ from data.random_draws import NamedDraws, fractions
 from data.tasks.symbols import EQUALS, CoupledTask, SymbolTask, answered
 from settings.fields import setting
 
-# of counting: the weights of the statements, and the largest value of a variable
+# task counting: weights of the statements, and the largest value of a variable
 SET = 1
 INCREMENT = 7
 PASS = 50
@@ -129,7 +129,7 @@ class MajorityTask(SymbolTask):
                 weights = -np.log1p(-uniform[: self.symbols])
             bounds = np.cumsum(weights) / weights.sum()
             chosen = np.searchsorted(bounds, uniform[self.symbols :], side="right")
-            chosen = np.minimum(chosen, self.symbols - 1)  # of rounded bounds
+            chosen = np.minimum(chosen, self.symbols - 1)  # the last bound may be rounded
             counts = np.sort(np.bincount(chosen, minlength=self.symbols))
             if counts[-1] > counts[-2]:
                 return [str(i) for i in chosen.tolist()]

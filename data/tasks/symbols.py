@@ -18,8 +18,8 @@ EQUALS = "="  # between a problem and its answer
 
 
 class Problem(NamedTuple):
-    """A problem with its answers, without the begin symbol. `is_answer`: of each symbol, whether
-    the model has to predict it."""
+    """A problem with its answers, without the begin symbol. `is_answer`: whether the model has to
+    predict each symbol."""
 
     symbols: list[str]
     is_answer: list[bool]
@@ -61,7 +61,7 @@ class SymbolTask(Task):
         return TaskItem([tokenizer.ids[symbol] for symbol in symbols], is_answer)
 
     def size(self, length: int) -> int:
-        """The number of symbols of an item of this length, `<end>` included."""
+        """The number of symbols of an item of this length, including `<end>`."""
         return len(example(self, length).symbols)
 
     def check(self, lengths: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class SymbolTask(Task):
 
 
 class CoupledTask(SymbolTask):
-    """Base class of tasks that may give positions to their tokens."""
+    """Base class of tasks that may set the positions of their tokens."""
 
     positions: Literal["plain", "coupled"] = setting(
         "plain",
@@ -100,7 +100,7 @@ class CoupledTask(SymbolTask):
 
     @abstractmethod
     def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
-        """The positions of the prompt's symbols and of the next `more`."""
+        """The positions of the prompt's symbols and of the next `more` symbols."""
 
     def item_positions(self, length: int) -> list[int]:
         """The positions in items of this length."""
@@ -131,7 +131,8 @@ class CoupledTask(SymbolTask):
 
 
 def example(task: SymbolTask, length: int) -> Problem:
-    """A problem, as long as all of this length. Raises DataError if there are none."""
+    """An example problem; all problems of this length have equally many symbols. Raises DataError
+    if there are none."""
     hashable: Any = task  # pydantic hashes immutable settings, which type checkers do not see
     return _example(hashable, length)
 

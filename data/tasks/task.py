@@ -14,7 +14,7 @@ from data.tokenizers import Tokenizer
 from errors import DataError
 from settings.fields import StrictSettings
 
-CACHED = 100_000  # encodings kept
+CACHED = 100_000  # maximum number of cached encodings
 NO_TEXT = np.zeros(0, dtype=np.int64)
 
 
@@ -23,9 +23,9 @@ class TaskItem:
     """A question, or several, with their answers as tokens, without BOS.
 
     Attributes:
-        tokens: everything.
-        is_answer: of each token, whether the model has to predict it.
-        positions: of each token, from 0 on; None: 0, 1, 2, ...
+        tokens: all tokens of the item.
+        is_answer: whether the model has to predict each token.
+        positions: position of each token, from 0 on; None: 0, 1, 2, ...
         others: wrong continuations of the prompt, as long as the answer; none for tasks on symbols.
             If the task hides facts, most of them occur in the context as other facts; otherwise
             they are variations of the correct answer. A training item may have fewer than the
@@ -101,8 +101,8 @@ class TaskItems:
 
         Args:
             index: index of the item.
-            length: in text, tokens of prompt and answer together, without BOS: exactly so many with
-                a haystack, else at most. On symbols, the length of the problem.
+            length: in text, tokens of prompt and answer together, without BOS: exactly this many
+                with a haystack, otherwise at most this many. On symbols, the length of the problem.
             depth: position of the answer, 0 (far from the question) to 1 (just before it).
             haystack: at least `length` tokens of text, for tasks that use a haystack.
 

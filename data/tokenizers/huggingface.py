@@ -31,13 +31,13 @@ class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json, trained here or external.
 
     Args:
-        content: the file; of a `tokenizers.Tokenizer`, `tokenizer.to_str().encode()`.
-        origin: its name in messages.
-        bos_id: control symbol, as an id or as its text; tokenizer.json does not name them.
-        eos_id: as `bos_id`.
-        pad_id: as `bos_id`.
+        content: the bytes of the file; for a `tokenizers.Tokenizer`, `tokenizer.to_str().encode()`.
+        origin: name of the file in messages.
+        bos_id: BOS, as an id or as its text; tokenizer.json does not name control symbols.
+        eos_id: EOS, like `bos_id`.
+        pad_id: padding, like `bos_id`.
         eos_ids: further ids that end generated text.
-        add_bos: None: whether the file's post-processor adds `bos_id`.
+        add_bos: see `Tokenizer`; None: true if the file's post-processor adds `bos_id`.
 
     Raises:
         DataError: the library cannot read the file, or the tokenizer loses information such as
@@ -190,7 +190,7 @@ def _normalizers(spec: dict[str, Any]) -> list[str]:
 
 
 def _piece_bytes(spec: dict[str, Any]) -> Callable[[str], bytes]:
-    """How the strings of the vocabulary represent bytes."""
+    """A function from strings of the vocabulary to the bytes that they represent."""
     decoder = _steps(spec.get("decoder")) or _steps(spec.get("pre_tokenizer"))
     types = {step["type"] for step in [*decoder, *_steps(spec.get("pre_tokenizer"))]}
     if "ByteLevel" in types:

@@ -1,4 +1,4 @@
-"""Tokenizers from files: those that were saved here, and those of Hugging Face folders."""
+"""Loads tokenizers from saved folders, single files and Hugging Face folders."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def given_tokenizer(settings: TokenizerSettings) -> Tokenizer | None:
-    """The tokenizer that the settings name; None if it is to be trained. Raises DataError."""
+    """The tokenizer that the settings name; None if it has yet to be trained. Raises DataError."""
     if isinstance(settings, SentencePieceSettings | HuggingFaceSettings):
         if settings.model is None:
             return None
@@ -66,7 +66,7 @@ def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:
     beside it name.
 
     Args:
-        name: of the settings that name the file; another kind of file is rejected.
+        name: name of the tokenizer settings; files of another kind are rejected.
 
     Raises:
         DataError: the file is missing, damaged, of another kind or not supported.
@@ -111,7 +111,7 @@ def _is_json(content: bytes) -> bool:
 
 def _external(path: Path, content: bytes) -> Tokenizer:
     """A tokenizer with the control symbols that the files beside it name. A null in a tokenizer's
-    file means that there is none."""
+    file means that there is no such symbol."""
     tokenizer_config, symbols, config, generation_config = (
         _read_if_present(path.parent / f"{name}.json")
         for name in ("tokenizer_config", "special_tokens_map", "config", "generation_config")

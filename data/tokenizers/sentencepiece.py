@@ -10,17 +10,17 @@ from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
 
 SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces
-BLOCK = 1 << 20  # characters per block where lines are encoded independently
+BLOCK = 1 << 20  # characters per block if lines are encoded independently
 
 
 class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model, trained here or external.
 
     Args:
-        content: the file.
-        origin: its name in messages.
+        content: the bytes of the file.
+        origin: name of the file in messages.
         eos_ids: further ids that end generated text.
-        add_bos: None: true if the model has a BOS.
+        add_bos: see `Tokenizer`; None: true if the model has a BOS.
     """
 
     name = "sentencepiece"
@@ -86,7 +86,7 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _blocks(self, text: str) -> Iterator[str]:
-        """Parts of a text whose ids are those of the text."""
+        """Parts of a text whose concatenated ids are the ids of the text."""
         if not self._by_line:
             yield text
             return

@@ -15,16 +15,16 @@ import numpy as np
 from data.files import atomic, canonical_hash, sha256_of, write_json
 from errors import DataError
 
-# beside the tokenizer's own file: its name, its hash and its control symbols
+# a file beside the tokenizer's own file, with its name, hash and control symbols
 CARD = "tokenizer_info.json"
 
 
 class Tokenizer(ABC):
     """Base class of tokenizers."""
 
-    name: ClassVar[str]  # that of its settings
+    name: ClassVar[str]  # the name in its settings
     file: ClassVar[str]  # the file of its vocabulary in a saved folder
-    content: bytes | None = None  # of that file, if it is the tokenizer's own
+    content: bytes | None = None  # content of that file, if it is not CARD
     vocab_size: int  # the highest id + 1; the embedding of an imported model may have more rows
     bos_id: int | None
     eos_id: int | None  # the end of a document
@@ -56,7 +56,7 @@ class Tokenizer(ABC):
 
     @property
     def controls(self) -> dict[str, Any]:
-        """What the tokenizer's own file does not define."""
+        """Facts about control symbols that the tokenizer's own file does not define."""
         return {"eos_ids": list(self.eos_ids), "add_bos": self.add_bos}
 
     @cached_property

@@ -57,7 +57,7 @@ class HuggingFaceSettings(StrictSettings):
     )
     pre_tokenizer: Literal["llama3", "gpt2"] = setting(
         "llama3",
-        "regular expression that splits text into words, across which no token extends",
+        "regular expression that splits text into words; no token extends over two words",
     )
     split_digits: bool = setting(
         True,

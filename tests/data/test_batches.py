@@ -93,10 +93,10 @@ def test_golden_order():
 
 def test_invalid_requests():
     store = make_store([5, 7])
-    with pytest.raises(DataError, match="has 12 tokens, fewer than the 13"):
+    with pytest.raises(DataError, match=r"has 12 tokens, .* requires 13"):
         sampler(store, (4, 2, 3), (12, 1))
     keys = {"packing": "intra_document", "is_carried": True}
-    with pytest.raises(DataError, match="the 28 of one window per row"):
+    with pytest.raises(DataError, match="requires 28"):
         sampler(make_store([10, 10]), (9, 3), **keys)
     with pytest.raises(DataError, match="batch size 6 is not a multiple of the 4"):
         sampler(store, (5, 6)).batch(0, 0, 4)

@@ -27,7 +27,9 @@ def test_round_trip(tmp_path):
         store.document(0)[0] = 7
     largest = max(map(max, DOCUMENTS))
     store.verify(largest + 1)
-    with pytest.raises(DataError, match=f"has the id {largest}, and the tokenizer {largest} ids"):
+    with pytest.raises(
+        DataError, match=f"has the id {largest}, but the tokenizer has {largest} ids"
+    ):
         store.verify(largest)
     # It seeds the draw of evaluation targets, so another format would change published numbers.
     assert store.hash == "22cf1e18907e6daab7cc048734b474a8266c95965eb65d5f603c2f3ed43cb45a"
