@@ -19,10 +19,10 @@ _POWERS = {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 
 @dataclass(frozen=True)
 class RemovedSetting:
-    """A setting of earlier versions, which saved settings files still contain.
+    """A setting of earlier versions, which saved settings files may still contain.
 
     Attributes:
-        default: its default then, which is ignored without a note.
+        default: its former default, which is ignored without a note.
         reason: why other values are ignored, as a sentence.
     """
 
@@ -34,7 +34,7 @@ class StrictSettings(BaseModel):
     """Base class of settings: immutable; unknown keys and values of another type are errors.
 
     Numbers may be written as 200M, whole numbers as 2e6, tuples as lists. A field `name` is the tag
-    of a choice, and belongs in no other class: files merge by it.
+    of a choice; other classes must not have one, because files are merged by it.
     """
 
     model_config = ConfigDict(
@@ -43,7 +43,7 @@ class StrictSettings(BaseModel):
         strict=True,
         allow_inf_nan=False,
     )
-    removed: ClassVar[dict[str, RemovedSetting]] = {}  # by dotted name
+    removed: ClassVar[dict[str, RemovedSetting]] = {}  # removed settings by dotted name
 
     @model_validator(mode="before")
     @classmethod
@@ -67,7 +67,7 @@ def may_change(default: Any, description: str, **limits: Any) -> Any:
 
 
 def counts_if_changed(description: str, default: Any = None, **limits: Any) -> Any:
-    """A field that counts in the identity of a run only where it differs from its default."""
+    """A field that counts in the identity of a run only if it differs from its default."""
     return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
 
 
@@ -78,10 +78,10 @@ class Accepted:
     Attributes:
         types: plain types: int, float, str, bool.
         choices: settings classes of which one is chosen by its `name`.
-        group: the only settings class.
-        container: list, tuple or dict (a mapping with free keys), with `inner`, what its items or
-            values accept.
-        limits: such as `at least 1`.
+        group: the settings class, if there is only one.
+        container: list, tuple or dict (a mapping with free keys); `inner`: what its items or values
+            accept.
+        limits: limits of the values, such as `at least 1`.
     """
 
     types: list[type] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Accepted:
             self.types.append(annotation)
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             tag = annotation.model_fields.get("name")
-            names = get_args(tag.annotation) if tag else ()  # of a Literal
+            names = get_args(tag.annotation) if tag else ()  # the values of a Literal
             self.choices |= dict.fromkeys(names, annotation)
             self.group = self.group if names else annotation
         return self
@@ -128,12 +128,12 @@ class Accepted:
 
     @property
     def numeric(self) -> type | None:
-        """float or int, the wider type of numbers that is accepted; None for no number."""
+        """The widest type of numbers that is accepted, float or int; None if no number is."""
         return next((kind for kind in (float, int) if kind in self.types), None)
 
     @property
     def inside(self) -> "Accepted":
-        """What an item of a list or a value of a mapping accepts; otherwise this."""
+        """What an item of a list or a value of a mapping accepts; otherwise `self`."""
         return self.inner or self
 
     @property
@@ -166,7 +166,7 @@ def accepted(cls: type[BaseModel], key: str) -> Accepted:
 
 
 def _read(value: Any, accepts: Accepted) -> Any:
-    """A value with its numbers and sequences in the types that the field accepts."""
+    """A value with its numbers and sequences converted to the types that the field accepts."""
     if isinstance(value, str) and accepts.numeric and str not in accepts.types:
         return _read_number(value)
     if isinstance(value, float) and accepts.numeric is int and value.is_integer():
@@ -179,7 +179,7 @@ def _read(value: Any, accepts: Accepted) -> Any:
 
 
 def _read_number(text: str) -> Any:
-    """The number that a text such as 200M stands for; other text as it is."""
+    """The number that a text such as 200M stands for; other text unchanged."""
     match = _SUFFIXED.fullmatch(text)
     if match is None:
         return text
@@ -188,7 +188,7 @@ def _read_number(text: str) -> Any:
 
 
 def default_of(info: FieldInfo) -> Any:
-    """The default of a field; None where it derives from other settings."""
+    """The default of a field; None if it derives from other settings."""
     if info.default_factory_takes_validated_data:
         return None
     return info.get_default(call_default_factory=True)
@@ -206,8 +206,8 @@ def walk(
     above: tuple[type, ...] = (),
 ) -> Iterator[tuple[str, type[BaseModel], str | None]]:
     """Every setting below a class as (dotted name, class, key), default choices first, and every
-    choice as (model.position.name=rope, class, None). A choice inside a choice of its kind is not
-    repeated."""
+    choice as (model.position.name=rope, class, None). A choice inside a choice of the same kind is
+    not repeated."""
     for key, info in cls.model_fields.items():
         accepts = accepted(cls, key)
         if key == "name" and (accepts.literals or not prefix):

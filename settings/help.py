@@ -19,7 +19,7 @@ from settings.script import Parser
 WIDTH = 100  # characters of a page
 COLUMN = 40  # where descriptions begin
 SettingsClasses = Sequence[type[BaseModel]]
-Entry = tuple[str, type[BaseModel], str | None]  # of `walk`
+Entry = tuple[str, type[BaseModel], str | None]  # an item of `walk`
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class SettingsParser(Parser):
         arguments: Sequence[str] | None = None,
         needs_arguments: bool = False,
     ) -> Namespace:
-        """The options, from `arguments` or the command line. Prints help and exits if it is
-        requested, or with `needs_arguments` if there are none."""
+        """The options, from `arguments` or the command line. Prints help and exits if help is
+        requested, or if `needs_arguments` and there are no arguments."""
         arguments = sys.argv[1:] if arguments is None else arguments
         options = self.parse_args(arguments)
         if options.help or (needs_arguments and not arguments):
@@ -88,8 +88,8 @@ class SettingsParser(Parser):
             self.format_help(),
             "common settings:\n",
             "\n".join(common),
-            f"\n--help {topics.setting}: a setting and its choices; --help {topics.choice}: one; "
-            "--help all: every setting.",
+            f"\n--help {topics.setting}: a setting and its choices; --help {topics.choice}: one "
+            "choice; --help all: every setting.",
             f"\n{topics.note}" if topics.note else "",
         ]
         return "\n".join(parts).rstrip()
@@ -108,8 +108,8 @@ def describe_setting(
     inside: bool = True,
 ) -> str:
     """Help for one setting, group of settings or choice, named by its path or its last key; `all`
-    for every setting. `inside`: with the settings and choices inside it. Raises ConfigError where
-    there is none."""
+    for every setting. `inside`: include the settings and choices inside it. Raises ConfigError if
+    there is no such setting."""
     entries = [entry for root in classes for entry in walk(root)]
     first = {entry[0]: entry for entry in reversed(entries)}
     names = list(dict.fromkeys(entry[0] for entry in entries))

@@ -1,8 +1,9 @@
 """Loads settings from YAML files and command-line overrides, for any settings class.
 
-Later files override earlier ones; command-line overrides come last, choices by name first. Mappings
-are merged key by key; a mapping with a `name` is a new choice and replaces the previous one. All
-problems are reported together, those of files with file and line.
+Later files override earlier ones; command-line overrides come last, those that make a choice by
+`name` before all others. Mappings are merged key by key; a mapping with a `name` is a new choice
+and replaces the previous one. All problems are reported together, problems in files with file and
+line.
 """
 
 import hashlib
@@ -55,8 +56,8 @@ def defaults(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def setting_before_validation(arguments: Sequence[str], key: str) -> object:
-    """The value of a top-level key in files and overrides; None where it is not set. It selects the
-    settings class to validate against, which reports the problems of files and overrides."""
+    """The value of a top-level key in files and overrides; None if it is not set. It selects the
+    settings class, whose validation reports the problems of files and overrides."""
     return SettingsLayers(arguments).tree.get(key)
 
 
@@ -177,8 +178,8 @@ class SettingsLayers:
 
 
 def _choice_level(override: str) -> float:
-    """Sorts overrides that make a choice by `name` before all others, outer ones first, so that
-    none discards what another override sets."""
+    """Sort key: overrides that make a choice by `name` come before all others, outer choices first,
+    so that none discards what another override sets."""
     key, _, text = override.partition("=")
     if re.match(r"\s*\{[^{}]*\bname\s*:", text):
         key += ".name"
@@ -234,7 +235,7 @@ def identifying(value: Any) -> Any:
 
 
 class Difference(NamedTuple):
-    """A setting with different values; `may_change`: also when a run is resumed."""
+    """A setting whose values differ. `may_change`: a resumed run may differ in it."""
 
     key: str
     old: object

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from settings.fields import Accepted, accepted, leaves, show
 
 MAX_LISTED = 12  # settings of a group that a message lists
-# Names in other codebases, where spelling alone would suggest the wrong setting or choice.
+# Names in other codebases for which spelling alone would suggest the wrong setting or choice.
 ALIASES = {
     "training.tokens": "steps max_steps num_steps max_iters iterations epochs num_train_epochs",
     "training.batch_size": "per_device_train_batch_size global_batch_size",
@@ -46,8 +46,8 @@ _BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in alias
 
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `known` that `name` probably means, by its name in another codebase or by the
-    spelling of its last part: `lr`, `learning_rate` and `lrr` mean training.optimizer.lr. '' for
-    none."""
+    spelling of its last part: `lr`, `learning_rate` and `lrr` mean training.optimizer.lr. '' if
+    there is none."""
     by_end: dict[str, str] = {}
     for full in known:
         by_end.setdefault(full.rpartition(".")[2], full)
@@ -103,8 +103,8 @@ def _found(cls: type[BaseModel], tree: Any, path: tuple) -> tuple[Any, Accepted]
 
 
 def _chosen(value: Any, accepts: Accepted) -> Any:
-    """The settings class that a value chooses by its `name`, or the only one; the first where a
-    model fills in the name."""
+    """The settings class that a value chooses by its `name`, or the only class; the first class if
+    the value has no known name."""
     first = next(iter(accepts.choices.values()), accepts.group)
     return accepts.choices.get(value.get("name"), first)
 

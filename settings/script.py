@@ -25,7 +25,7 @@ class _Droppable(io.FileIO):
 
 
 def message_of(error: BaseException) -> str:
-    """What a script prints of a user error or an OSError, after `error: `."""
+    """The text that a script prints after `error: ` for a user error or an OSError."""
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         fix = "; free space, then run the same command again" if is_disk_full(error) else ""

@@ -130,7 +130,7 @@ def parse_yaml(
 
 @functools.cache
 def _parsed(text: str, source: str) -> tuple[object, dict[tuple, int]]:
-    """`parse_yaml` of a file, which the cells of a study share."""
+    """`parse_yaml` of a file, cached because the cells of a study share files."""
     return parse_yaml(text, source)
 
 
