@@ -40,7 +40,7 @@ STATE = "state.json"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 _STATE = {"step": int, "state": dict}
-_MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
+_MAX_READS = 100  # attempts to read a checkpoint that is replaced during the read
 T = TypeVar("T")
 Tensors = Mapping[str, Mapping[str, Tensor]]  # by kind and name
 
@@ -59,14 +59,14 @@ class Checkpoint:
         return read_object(self.folder / STATE, _STATE)["state"]
 
     def check_resumable(self) -> None:
-        """Raise TrainingError where only weights are saved."""
+        """Raise TrainingError if the checkpoint contains only weights."""
         if not self.has(OPTIMIZER):
             raise TrainingError(
                 f"{self.folder} contains only weights: it can be evaluated, but not resumed"
             )
 
     def has(self, name: str) -> bool:
-        """Whether it has such a file, or one of every process."""
+        """Whether the checkpoint has this file, or one such file of every process."""
         return any(whole_name(file.name) == name for file in self.folder.iterdir())
 
 
@@ -88,17 +88,18 @@ def save_checkpoint(
     state: dict | None = None,
     group: ProcessGroup = ALONE,
 ) -> Checkpoint:
-    """Save a checkpoint. Called by every process of the `group`. Other checkpoints do not change.
+    """Save a checkpoint. Every process of the `group` must call it. Other checkpoints do not
+    change.
 
     Args:
-        step: updates of the weights so far.
-        tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name.
-            Those of "optimizer" are `key/parameter name`, and the states of random generators.
-        state: of the training loop, JSON.
+        step: number of updates of the weights so far.
+        tensors: tensors by kind ("model"; "optimizer" and "average" if they are saved) and by name.
+            Names of kind "optimizer" are `key/parameter name`, or those of random generators'
+            states.
+        state: state of the training loop, as JSON.
 
-    Raises TrainingError where the disk is full, and where a number is not finite, so that an
-    unusable checkpoint never replaces a good one. An error on one process of the group is raised on
-    all.
+    Raises TrainingError if the disk is full, or if a number is not finite, so that an unusable
+    checkpoint never replaces a good one. An error on one process of the group is raised on all.
     """
     folder = folder_of(run, step)
     digest = ""
@@ -168,8 +169,9 @@ def _write_tensors(
         for name, tensor in named.items():
             if (wrong := flaw(own_part(tensor), kind)) is not None:
                 raise TrainingError(
-                    f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training "
-                    "has diverged: lower training.optimizer.lr or training.grad_clip in a new run"
+                    f"{run}: step {step} is not saved, because {name} {wrong}; {_kept(run)}. The "
+                    "training has diverged: lower training.optimizer.lr or training.grad_clip in a "
+                    "new run"
                 )
         if (file := write_tensors(draft, kind, named, group)) is not None:
             written |= _recorded(file)
@@ -177,7 +179,7 @@ def _write_tensors(
 
 
 def _recorded(file: Path) -> dict[str, dict]:
-    """A file as the manifest records it, once it is on the disk."""
+    """Flush a file to the disk; returns its entry in the manifest."""
     sync(file)
     return {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size}}
 
@@ -189,7 +191,7 @@ def _hash_of(manifest: dict) -> str:
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
-    if folder.exists():  # damaged: the run was resumed from an earlier one
+    if folder.exists():  # it is damaged: the run resumed from an earlier checkpoint
         remove_checkpoint(folder)
     os.rename(draft, folder)
     sync(folder.parent)
@@ -205,7 +207,7 @@ def remove_checkpoint(folder: Path) -> None:
 def clean_leftovers(run: Path) -> None:
     """Remove the files of interrupted writes.
 
-    Only for the process that trains the run: in any other it could remove a checkpoint that is
+    Only the process that trains the run may call it: any other could remove a checkpoint that is
     being written.
     """
     for path in list((run / "checkpoints").glob(".*")):
@@ -214,12 +216,12 @@ def clean_leftovers(run: Path) -> None:
 
 def _kept(run: Path) -> str:
     step = newest_intact(run)
-    return "there is no earlier one" if step is None else f"step {step} is intact"
+    return "there is no earlier checkpoint" if step is None else f"step {step} is intact"
 
 
 def prune(run: Path, step: int, settings: CheckpointSettings | None) -> None:
-    """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that
-    the settings (None: all) do not keep. Called by one process after the save of `step`."""
+    """Remove the checkpoints after `step`, left from before the run was resumed, and those that the
+    settings do not keep (None: all are kept). One process calls it after `step` is saved."""
     steps = steps_of(run)
     kept = [saved for saved in steps if saved <= step]
     if settings is not None:
@@ -235,8 +237,8 @@ def prune(run: Path, step: int, settings: CheckpointSettings | None) -> None:
 
 
 def find_damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
-    """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None:
-    all."""
+    """A description of the damage of a checkpoint; None if it is intact. `only`: the files to
+    verify; None: all."""
     try:
         manifest = read_object(folder / MANIFEST)
         files = dict(manifest["files"])
@@ -244,7 +246,7 @@ def find_damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None
         if not is_complete or _hash_of(manifest) != manifest["hash"]:
             return f"{MANIFEST} is altered"
         if folder != folder_of(folder.parent.parent, manifest["step"]):
-            return f"{MANIFEST} is that of step {manifest['step']}"
+            return f"{MANIFEST} belongs to step {manifest['step']}"
         for name, wanted in files.items():
             file = folder / name
             if only is not None and whole_name(name) not in only:
@@ -269,15 +271,15 @@ def find_checkpoint(
     only: tuple[str, ...] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Checkpoint | None:
-    """The newest checkpoint of a run, or the one of `step`; None where there is none yet.
+    """The newest checkpoint of a run, or the one of `step`; None if there is none yet.
 
     Args:
         only: the files to verify; None: all.
-        warn: the newest intact checkpoint is returned instead of a damaged newest one, after a call
-            with a warning. None: a damaged one is an error.
+        warn: called with a warning if the newest checkpoint is damaged; the newest intact one is
+            then returned. None: a damaged checkpoint is an error.
 
-    Raises TrainingError where `step` is missing, and where the checkpoint is damaged. Writes
-    nothing, as another process may be training the run.
+    Raises TrainingError if `step` is missing, or if the checkpoint is damaged. Writes nothing, as
+    another process may be training the run.
     """
 
     def find() -> Checkpoint | None:
@@ -295,8 +297,8 @@ def find_checkpoint(
             found = newest_intact(run, only)
             if found is None:
                 raise TrainingError(
-                    f"{folder}: {problem}; no checkpoint of the run is intact: restore one or "
-                    "train anew"
+                    f"{folder}: {problem}; no checkpoint of the run is intact: restore one, or "
+                    "train again from step 0 (--restart)"
                 )
             if warn is None or step is not None:
                 raise TrainingError(
@@ -311,8 +313,8 @@ def find_checkpoint(
 
 
 def while_training(run: Path, read: Callable[[], T]) -> T:
-    """The result of `read`, which reads checkpoints of a run. Repeats it where it failed because
-    the training process replaced one of them."""
+    """The result of `read`, which reads checkpoints of a run. Repeats it if it failed because the
+    training process replaced one of them."""
 
     def listed() -> dict[str, int]:
         try:
@@ -333,6 +335,6 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
 
 
 def newest_intact(run: Path, only: tuple[str, ...] | None = None) -> int | None:
-    """The step of the newest intact checkpoint of a run; None where there is none."""
+    """The step of the newest intact checkpoint of a run; None if there is none."""
     steps = reversed(steps_of(run))
     return next((step for step in steps if find_damage(folder_of(run, step), only) is None), None)

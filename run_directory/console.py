@@ -29,7 +29,7 @@ class Console:
     def __init__(self, quiet: bool = False, results: bool = True):
         self.quiet = quiet
         self.results = results
-        self._screen: RichConsole | None = None  # that of a progress bar
+        self._screen: RichConsole | None = None  # the screen of a progress bar
 
     def info(self, text: str) -> None:
         """Print one line, unless quiet."""
@@ -37,7 +37,7 @@ class Console:
             self._line(text)
 
     def warn(self, text: str) -> None:
-        """Print a warning, also when quiet."""
+        """Print a warning, even if quiet."""
         self._line(f"warning: {text}")
 
     def _line(self, text: str) -> None:

@@ -12,8 +12,8 @@ from errors import TrainingError
 
 
 def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
-    """The lines of a kind (None: all) that no later attempt superseded; the last of each (step,
-    kind), sorted by step.
+    """The lines of a kind (None: all) that no later attempt superseded, sorted by step; only the
+    last line of each (step, kind).
 
     Ignores an incomplete last line. Raises TrainingError for an invalid line elsewhere.
     """
@@ -35,7 +35,7 @@ def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
 
 
 def last_lines(file: Path) -> dict[str, dict]:
-    """The last line of each kind; {} where the file does not exist."""
+    """The last line of each kind; {} if the file does not exist."""
     return {line["kind"]: line for line in read_metrics(file)} if file.exists() else {}
 
 

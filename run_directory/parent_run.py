@@ -1,14 +1,14 @@
 """Runs that start from a checkpoint of another run: extension runs and forks.
 
 An extension run takes the parent's weights as step 0, under a new context-extension method or
-length. A fork also takes the optimizer state, the step count and the order of the data: where only
-the budget and the end of the learning-rate schedule differ, it is bit for bit the run trained under
+length. A fork also takes the optimizer state, the step count and the order of the data: if only the
+budget and the end of the learning-rate schedule differ, it equals, bit for bit, a run trained under
 its settings from the start.
 
-Settings that are not given are those of the parent. In an extension run there are three exceptions:
-`original_length` is the parent's train_length, the seed is the parent's plus 1 (another order of
-the text), and the parent's stages are dropped. The run directory stores all it needs to resume
-without its parent.
+Settings that are not given default to those of the parent. In an extension run there are three
+exceptions: `original_length` is the parent's train_length, the seed is the parent's plus 1 (another
+order of the text), and the parent's stages are dropped. The run directory stores everything that is
+needed to resume without the parent.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ from run_directory.run_settings import RunSettings
 from run_directory.training_schedule import last_trained, stages_of
 from settings.load import differences, load_settings, setting_before_validation
 
-# Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and
-# why.
+# Settings that a fork cannot change, because its tensors, step count or data order depend on them;
+# and the reason.
 _FIXED_IN_FORKS = {
     "train_length": "the size of a step cannot change",
     "original_length": "positions depend on it",
@@ -46,13 +46,14 @@ _FIXED_IN_FORKS = {
 
 @dataclass(frozen=True)
 class ParentRun:
-    """A run and the checkpoint of it that an extension run or a fork starts from.
+    """A run, and the checkpoint of that run from which an extension run or a fork starts.
 
     Attributes:
-        settings: at that checkpoint; for a fork, of the whole run.
-        manifest: of the run.
-        inherited: the settings that those of the new run override, as JSON.
-        is_gone: it is what the run that started from it records in its `manifest`.
+        settings: the run's settings at that checkpoint; for a fork, of the whole run.
+        manifest: the run's manifest.
+        inherited: the settings that the new run inherits unless it overrides them, as JSON.
+        is_gone: the run was removed; all values are from the manifest of the run that started from
+            it.
     """
 
     folder: Path
@@ -63,7 +64,7 @@ class ParentRun:
     is_gone: bool = False
 
     def lineage(self, settings: RunSettings) -> list[dict]:
-        """The ancestors of a run of these settings, nearest first: JSON for its manifest."""
+        """The ancestors of a run with these settings, nearest first, as JSON for its manifest."""
         if self.is_gone:
             return self.manifest["lineage"]
         own = {
@@ -103,8 +104,8 @@ class ParentRun:
         own_hash = self.checkpoint.hash
         if stated is not None and stated != own_hash:
             raise TrainingError(
-                f"parent.hash is {stated[:12]}, and checkpoint {step} of {self.folder} has "
-                f"{own_hash[:12]}: it is not the checkpoint that this run started from"
+                f"parent.hash is {stated[:12]}, but the hash of checkpoint {step} of {self.folder} "
+                f"is {own_hash[:12]}: this is not the checkpoint from which the run started"
             )
         length = self.settings.train_length
         more: dict[str, Any] = {
@@ -123,7 +124,7 @@ class ParentRun:
         return settings.model_copy(update=more)
 
     def check(self, settings: RunSettings) -> None:
-        """Raise TrainingError where a run of these settings cannot start from the checkpoint."""
+        """Raise TrainingError if a run with these settings cannot start from the checkpoint."""
         if not settings.is_fork:
             check_extension(self.folder, self.settings, settings)
             return
@@ -135,8 +136,8 @@ class ParentRun:
         check_fork(self.checkpoint.step, old, settings)
 
     def check_text(self, settings: RunSettings, data: RunData) -> None:
-        """Raise TrainingError where the text has another tokenizer or, in an extension run, no
-        document of train_length."""
+        """Raise TrainingError if the text has another tokenizer or, in an extension run, no
+        document of train_length tokens."""
         own_hash = data.tokenizer.hash
         parents = self.manifest["tokenizer_hash"]
         if own_hash != parents:
@@ -154,8 +155,8 @@ class ParentRun:
 def read_run_settings(
     overrides: Sequence[str], folder: Path | None = None
 ) -> tuple[RunSettings, ParentRun | None]:
-    """The settings of a run from files and overrides, on top of its parent's where it has one. That
-    of an existing run in `folder` may be gone.
+    """The settings of a run from files and overrides, on top of those of its parent, if it has one.
+    The parent of an existing run in `folder` may be gone.
 
     Raises:
         ConfigError: invalid settings.
@@ -200,7 +201,7 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
 
 
 def _recorded_parent(run: Run, parent: Path) -> ParentRun | None:
-    """The parent of an existing run, from what its manifest records; None where it has another."""
+    """The parent of an existing run, according to its manifest; None if it has another parent."""
     own = run.manifest.get("lineage", [{}])[0]
     if own.get("run") != str(parent):
         return None
@@ -214,7 +215,7 @@ def with_table_length(
     model: ModelSettings, parent: ModelSettings, length: Callable[[Any, Any], int | None]
 ) -> ModelSettings:
     """The model with `max_length` = length(its scheme, the parent's scheme) in every position table
-    that can be extended, where the parent has one too."""
+    that can be extended, if the parent has one too."""
     schemes = {name: kind.position for name, kind in model.resolved_kinds.items()}
     extended = {}
     for name, kind in parent.resolved_kinds.items():
@@ -225,8 +226,8 @@ def with_table_length(
 
 
 def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
-    """Raise TrainingError where a run of settings `new` cannot start from the weights of the run in
-    `folder`, of settings `old`.
+    """Raise TrainingError if a run with settings `new` cannot start from the weights of the run in
+    `folder` with settings `old`.
 
     A change of the scheme's settings must be legal on trained weights; another scheme needs
     parameters of the same names and shapes.
@@ -243,7 +244,8 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
         for run in (new, old)
     )
     wrong = [
-        f"{name} has shape {here.get(name, 'none')} here and {there.get(name, 'none')} there"
+        f"{name} has shape {here.get(name, 'none')} in this run and {there.get(name, 'none')} in "
+        "its parent"
         for name in here | there
         if here.get(name) != there.get(name)
     ]
@@ -266,8 +268,8 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
 
 
 def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
-    """Raise TrainingError, which lists every setting that must not change, where a run of settings
-    `old` cannot continue from its checkpoint of `step` under settings `new`."""
+    """Raise TrainingError if a run with settings `old` cannot continue from its checkpoint of
+    `step` under settings `new`. The message lists every setting that must not change."""
     changed = [key for key, *_ in differences(old, new)]
     if old.training.optimizer.name != new.training.optimizer.name:
         changed.append("training.optimizer.name")
@@ -294,8 +296,8 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 
 
 def _history(settings: RunSettings, step: int) -> tuple:
-    """What determines the data and the model of the first `step` updates. The last step range of a
-    run has no end."""
+    """The settings that determine the data and the model of the first `step` updates. The last step
+    range of a run has no end."""
     plan = settings.plan
     starts = accumulate((step_range.steps for step_range in plan), initial=0)
     passed = [step_range for step_range, start in zip(plan, starts, strict=False) if start < step]

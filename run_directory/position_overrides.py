@@ -27,7 +27,7 @@ def override(trained: RunSettings, overrides: Sequence[str] | ModelSettings) -> 
     method that applies to every kind that supports all of it;
     `model.kinds.KIND.position.window=256` applies to one kind. A kind does not support a setting
     that it lacks, that may not change after training, that it cannot be built with, or that would
-    widen its window. `{theta*4}` is four times the trained value of the kind.
+    widen its window. `{theta*4}` is four times the value that the kind was trained with.
 
     Raises:
         TrainingError: an override outside model.position, or of an unknown setting; lists legal
@@ -42,7 +42,7 @@ def override(trained: RunSettings, overrides: Sequence[str] | ModelSettings) -> 
     if not trained.model.pattern:
         scheme = kinds["all"].position
         return _applied(trained, [_filled_in(word, scheme) for word in overrides])
-    earlier = f"{_POSITION}kinds."  # a spelling that the settings refuse
+    earlier = f"{_POSITION}kinds."  # an earlier spelling, which the settings reject
     template = [w for w in overrides if w.startswith(_POSITION) and not w.startswith(earlier)]
     direct = [word for word in overrides if word not in template]
     if not template:

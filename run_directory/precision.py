@@ -1,4 +1,5 @@
-"""What `training.precision=auto` stands for: a rule of the hardware, stored in a run's settings."""
+"""Chooses the precision for `training.precision=auto` by the hardware; a run's settings store
+it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ def has_bfloat16(device: torch.device) -> bool:
 def auto_precision(settings: RunSettings, device: torch.device | None = None) -> str:
     """bfloat16 on a device that multiplies it natively, float16 on other GPUs, else float32.
 
-    On a CPU, a narrow model takes float32: casts outweigh its products.
+    On a CPU, narrow models use float32: their casts take longer than faster products save.
 
     Args:
         device: None: a GPU if available, else the CPU.
@@ -45,12 +46,13 @@ def resolve_precision(
     choose: Callable[[RunSettings], str] = auto_precision,
     restart: bool = False,
 ) -> tuple[RunSettings, Path]:
-    """The settings of a run without `auto`, and its directory. An existing run keeps its precision.
+    """The settings of a run with `auto` replaced by a precision, and its directory. An existing run
+    keeps its precision.
 
     Args:
-        folder_of: the run directory of settings.
-        choose: what `auto` stands for in a new run.
-        restart: the run directory is replaced by a new run.
+        folder_of: returns the run directory for given settings.
+        choose: returns the precision of a new run for `auto`.
+        restart: a new run replaces the one in the run directory.
     """
     folder = folder_of(settings)
     if settings.training.precision != "auto":

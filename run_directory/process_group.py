@@ -18,7 +18,7 @@ class ProcessGroup:
         return [value]
 
     def agree(self, value: Any, what: str, fix: str) -> None:
-        """Raise TrainingError on every process where `value` differs between processes."""
+        """Raise TrainingError on every process if `value` differs between processes."""
         values = self.gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:

@@ -65,7 +65,7 @@ MANIFEST = "manifest.json"
 LOCK = ".lock"
 HOLDER = ".holder"
 METRICS = "metrics.jsonl"
-MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
+MODEL_HASHES = "model_hash"  # manifest key: a list, of two hashes while the settings are rewritten
 # Keys of the manifest whose values must not change on resume.
 _RECORDED_FACTS = {
     "tokenizer_hash": "tokenizer",
@@ -73,7 +73,7 @@ _RECORDED_FACTS = {
     "data_hash": "prepared text",
     "valid_hash": "held-out text",
 }
-_REQUIRED = {"vocab_size": int, "tokenizer_hash": str, MODEL_HASHES: list}  # of the manifest
+_REQUIRED = {"vocab_size": int, "tokenizer_hash": str, MODEL_HASHES: list}  # manifest keys
 _LIBRARIES = ("accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
 
 
@@ -86,7 +86,7 @@ class LoadedRun:
     settings: RunSettings  # with the scheduled changes up to `step`, and the given overrides
     step: int
     folder: Path
-    checkpoint_hash: str  # differs where `weights` is not the run's default
+    checkpoint_hash: str  # differs if `weights` is not the run's default
     changed: str = ""  # a line about the scheduled changes
     weights: Literal["ema", "last"] = "last"
 
@@ -106,7 +106,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
-        """The run in a folder. Raises TrainingError where it is none."""
+        """The run in a folder. Raises TrainingError if it is not a run."""
         run = cls(folder)
         if not is_run(run.folder):
             raise TrainingError(not_a_run(run.folder))
@@ -126,22 +126,26 @@ class Run:
 
         Args:
             facts: further entries of the manifest: data folder, `data_hash`, parameter count and
-                the like; `vocab_size` where the embedding has more rows than the tokenizer has ids.
+                the like; `vocab_size` if the embedding has more rows than the tokenizer has ids.
             processes: the processes that share the work, for the entry of the first attempt.
 
-        Raises TrainingError where the tokenizer has more ids than the embedding has rows, and where
-        the folder already is a run, or has checkpoints but no manifest, so that their data are
+        Raises TrainingError if the tokenizer has more ids than the embedding has rows, if the
+        folder is already a run, or if it has checkpoints but no manifest, so that their data are
         unknown.
         """
         facts = facts or {}
         if is_run(folder) or steps_of(folder):
-            known = "is already a run" if is_run(folder) else f"has checkpoints but no {MANIFEST}"
-            raise TrainingError(f"{folder} {known}; restore it, or start again with --restart")
+            known = (
+                "is already a run; choose another --run-dir"
+                if is_run(folder)
+                else f"has checkpoints but no {MANIFEST}; restore its {MANIFEST}"
+            )
+            raise TrainingError(f"{folder} {known}, or start again with --restart")
         rows = facts.get("vocab_size", tokenizer.vocab_size)
         if tokenizer.vocab_size > rows:
             raise TrainingError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids and the embedding of "
-                f"the model {rows:,} rows; use the tokenizer of the model"
+                f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, but the embedding "
+                f"of the model has {rows:,} rows; use the tokenizer of the model"
             )
         (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder / "tokenizer")
@@ -172,14 +176,14 @@ class Run:
         """Check that this run can resume under these settings, record the attempt, and return the
         changed settings, one line each.
 
-        Raises TrainingError, which lists the settings that may not change, and where the tokenizer
-        or the data are not the run's.
+        Raises TrainingError if settings differ that may not change, which the message lists, or if
+        the tokenizer or the data are not the run's.
         """
         if forbidden := describe_changes(self.settings, settings, include_allowed=False):
             raise TrainingError(
-                f"{self.folder} was started with other settings; change them back, go on under the "
-                f"new ones in another run (--fork {self.folder} instead of --run-dir), or start "
-                "again (--restart):\n       " + "\n       ".join(forbidden)
+                f"{self.folder}: these settings cannot change on resume; restore them, continue in "
+                f"a new run with the new values (--fork {self.folder} instead of --run-dir), or "
+                "train again from step 0 (--restart):\n       " + "\n       ".join(forbidden)
             )
         manifest = dict(self.manifest)
         now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
@@ -209,13 +213,13 @@ class Run:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """Every setting. Raises TrainingError where those of the model were edited after
+        """Every setting of the run. Raises TrainingError if those of the model were edited after
         training."""
         settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
         if (own := self._stored_hash()) not in self._recorded(MODEL_HASHES):
             raise TrainingError(
                 f"{self.folder / SETTINGS}: model, train_length, original_length or "
-                f"training.stages was edited after training (hash {own[:12]}, not that in "
+                f"training.stages was edited after training (its hash {own[:12]} is not in "
                 f"{MANIFEST}); restore the file"
             )
         return settings
@@ -234,7 +238,7 @@ class Run:
         return read_object(self.folder / MANIFEST)
 
     def _recorded(self, key: str) -> Any:
-        """A value of the manifest. Raises TrainingError where it is missing."""
+        """A value of the manifest. Raises TrainingError if it is missing."""
         return with_keys(self.folder / MANIFEST, self.manifest, {key: _REQUIRED[key]})[key]
 
     def write_manifest(self, manifest: dict) -> None:
@@ -244,24 +248,24 @@ class Run:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding, which may be more than the ids of the tokenizer."""
+        """Number of rows of the embedding, which may exceed the number of the tokenizer's ids."""
         return self._recorded("vocab_size")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in the folder. Raises TrainingError where it is not the run's."""
+        """The tokenizer in the folder. Raises TrainingError if it is not the run's."""
         recorded = self._recorded("tokenizer_hash")
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         if tokenizer.hash != recorded:
             raise TrainingError(
-                f"{self.folder / 'tokenizer'} is not the tokenizer of this run (hash "
-                f"{tokenizer.hash[:12]}, the run's {recorded[:12]}); restore it"
+                f"{self.folder / 'tokenizer'} is not the tokenizer of this run (its hash is "
+                f"{tokenizer.hash[:12]}, expected {recorded[:12]}); restore it"
             )
         return tokenizer
 
     @property
     def steps(self) -> list[int]:
-        """The steps of its checkpoints, good or damaged, ascending."""
+        """The steps of the run's checkpoints, good or damaged, ascending."""
         return steps_of(self.folder)
 
     def open_data(self) -> RunData:
@@ -283,15 +287,15 @@ class Run:
         """Load the model and the tokenizer, in evaluation mode.
 
         Args:
-            overrides: of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to
-                the settings the checkpoint was last trained with (`training.stages`), or another
-                model; see `override`.
+            overrides: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`,
+                applied to the settings with which the checkpoint was last trained
+                (`training.stages`); or the settings of another model. See `override`.
             dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
             checkpoint: step of the checkpoint; None: the newest.
             weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if
                 there is one.
             console: prints warnings; None: to standard error.
-            skip_damaged: use the newest intact checkpoint where the newest is damaged.
+            skip_damaged: use the newest intact checkpoint if the newest one is damaged.
 
         Raises:
             TrainingError: not a run, no checkpoint, a damaged one, no EMA in it, another tokenizer,
@@ -322,7 +326,7 @@ class Run:
                         f"{source.folder} has no EMA weights: it was trained without training.ema"
                     )
                 read_into(source.folder, "average", named_weights(model))
-                notes.append("weights are their exponential mean (training.ema)")
+                notes.append("weights are their exponential moving average (training.ema)")
             elif default == "ema":
                 digest = sha256_of(f"{chosen} {digest}")
             return LoadedRun(
@@ -362,8 +366,8 @@ def model_hash(text: str) -> str:
     """SHA-256 of the stored settings that determine what the weights compute: the model, its
     lengths, and the stages.
 
-    It is taken of the values in the text of the file, so fields that a later version adds do not
-    change it.
+    It is computed from the values in the text of the file, so fields that a later version adds do
+    not change it.
     """
     tree: Any = parse_yaml(text, SETTINGS)[0]
     stored = {key: tree.get(key) for key in ("model", "train_length", "original_length")}
@@ -373,7 +377,7 @@ def model_hash(text: str) -> str:
 
 def attempt(command: Sequence[str], changes: list[str], processes: dict | None) -> dict:
     """One entry of the manifest's `attempts`: command, commit, versions and hardware. `processes`
-    describes those that share the run."""
+    describes the processes that share the run."""
     cuda = range(torch.cuda.device_count())
     versions = {name: metadata.version(name) for name in _LIBRARIES}
     versions |= {"python": platform.python_version(), "torch": torch.__version__}
@@ -397,7 +401,7 @@ def attempt(command: Sequence[str], changes: list[str], processes: dict | None) 
 
 
 def processor() -> str:
-    """The model of the CPU, or its architecture where the system does not name it."""
+    """The model of the CPU, or its architecture if the system does not name the model."""
     file = Path("/proc/cpuinfo")
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
@@ -448,7 +452,7 @@ def rename_old_run(folder: Path) -> Path:
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
     """Lock a run against training by other processes; the system releases the lock of a killed
-    process. Another file names the process that holds it.
+    process. Another file names the process that holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     holder = folder / HOLDER

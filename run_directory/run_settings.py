@@ -30,7 +30,7 @@ class ParentSettings(StrictSettings):
         ge=0,
     )
     hash: str | None = setting(
-        None, "of that checkpoint; recorded at the start, and checked if set"
+        None, "hash of that checkpoint; recorded at the start, and checked if set"
     )
     fork: Literal[True] | None = counts_if_changed(
         "true: continue its optimizer, step count and data order too, as --fork RUN does"
@@ -42,11 +42,11 @@ class RunSettings(StrictSettings):
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
     original_length: int | None = setting(
-        None, "length that stretches are measured from; null: train_length", ge=2
+        None, "length L0 that stretch factors are relative to; null: train_length", ge=2
     )
     seed: int = setting(
         0,
-        "decides initial weights, order of the data, samples",
+        "seed of initial weights, data order and samples",
         ge=0,
         lt=1 << 63,
     )
@@ -69,8 +69,8 @@ class RunSettings(StrictSettings):
 
     @property
     def plan(self) -> tuple[StepRange, ...]:
-        """The step ranges that determine the order of the data: those of the stages, with neighbors
-        of equal length and batch size as one."""
+        """The step ranges that determine the order of the data: one per stage, or one for
+        consecutive stages of equal length and batch size."""
         return tuple(
             StepRange(*size, sum(step_range.steps for step_range in group))
             for size, group in groupby(self.step_ranges, key=lambda step_range: step_range[:2])
@@ -88,8 +88,8 @@ class RunSettings(StrictSettings):
 
     @property
     def first_step(self) -> int:
-        """The number of updates before the run's own first one: in a fork, those of its parent;
-        else 0."""
+        """The number of updates before the run's own first update: in a fork, the parent's updates;
+        otherwise 0."""
         return self.parent.checkpoint or 0 if self.parent is not None and self.is_fork else 0
 
     def tokens_after(self, step: int) -> int:
@@ -133,8 +133,8 @@ class RunSettings(StrictSettings):
         return self
 
     def _check_recorded(self) -> None:
-        """Raise ValueError where the shapes or host numbers of passes differ between steps, or
-        passes are more than one graph."""
+        """Raise ValueError if the shapes or the host-side numbers of passes differ between steps,
+        or if a pass is more than one graph."""
         t = self.training
         rest = t.batch_size % (t.micro_batch_size or t.batch_size)
         self._require(
@@ -157,7 +157,7 @@ class RunSettings(StrictSettings):
         )
 
     def _check_carried(self) -> None:
-        """Raise ValueError where the rows of batches cannot read consecutive windows."""
+        """Raise ValueError if the rows of batches cannot read consecutive windows."""
         self._require(
             "training.state = carry reads consecutive windows of documents",
             "training.state to reset",
@@ -170,8 +170,8 @@ class RunSettings(StrictSettings):
         )
 
     def _require(self, reason: str, other: str, *conditions: tuple[str, str, bool]) -> None:
-        """Raise ValueError for the first (setting, required value, whether it has it) that is not
-        met; `other`: the setting that could change instead."""
+        """Raise ValueError for the first of `conditions` (setting, required value, whether it is
+        met) that is not met; `other`: the setting that could change instead."""
         for key, required, is_met in conditions:
             if not is_met:
                 raise ValueError(f"{reason}: set {key} to {required}, or {other}")

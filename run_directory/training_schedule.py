@@ -24,7 +24,7 @@ class Stage:
     length: int  # tokens of a window
     batch_size: int  # windows of a step, all ranks
     micro_batch_size: int = field(compare=False)  # windows per device and forward pass
-    overrides: tuple[str, ...] = ()  # of the positional scheme, new in this stage
+    overrides: tuple[str, ...] = ()  # overrides of the positional scheme that this stage adds
     warmup: int = 0  # updates in which the learning rate rises again
     is_resized: bool = False  # length or batch size differ from the stage before
 
@@ -42,8 +42,8 @@ class Stage:
 
 
 def stages_of(settings: RunSettings) -> list[Stage]:
-    """The stages of a run in order, without those that change nothing; the first has the model as
-    set.
+    """The stages of a run in order, without stages that change nothing; the first one has the model
+    of the settings.
 
     Raises TrainingError, which names the index in `training.stages`, for a warmup longer than its
     stage, and for overrides that change nothing or that the weights do not allow.
@@ -52,7 +52,7 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     stages = []
     start = 0
     entries = settings.training.stages or [StageSettings()]
-    # as many tokens as training.micro_batch_size windows of train_length have
+    # number of tokens in training.micro_batch_size windows of train_length
     micro_batch_tokens = (settings.training.micro_batch_size or 0) * settings.train_length
     for i, (stage, size) in enumerate(zip(entries, settings.step_ranges, strict=True)):
         where = f"training.stages.{i}"
@@ -63,7 +63,8 @@ def stages_of(settings: RunSettings) -> list[Stage]:
             )
         if warmup > size.steps:
             raise TrainingError(
-                f"{where}.warmup = {warmup} steps is longer than its stage of {size.steps}"
+                f"{where}.warmup = {warmup} steps is longer than the {size.steps} steps of the "
+                "stage"
             )
         if stage.overrides:
             try:
@@ -95,13 +96,14 @@ def stages_of(settings: RunSettings) -> list[Stage]:
 
 
 def stage_of(stages: Sequence[Stage], step: int) -> Stage:
-    """The stage of a checkpoint of `step`: that of its last update, or the first one."""
+    """The stage of the last update before a checkpoint of `step`; the first stage if there is
+    none."""
     return [stage for stage in stages if stage.start < max(step, 1)][-1]
 
 
 def last_trained(settings: RunSettings, step: int) -> tuple[RunSettings, str]:
-    """The settings of the last of the first `step` updates, and the overrides up to it as a line,
-    '' if there are none."""
+    """The settings of the last update before a checkpoint of `step`, and a line with the overrides
+    up to it; '' if there are none."""
     stages = stages_of(settings)
     last = stage_of(stages, step)
     passed = [

@@ -12,7 +12,7 @@ from settings.fields import StrictSettings, counts_if_changed, may_change, setti
 
 # With validation.interval: auto
 AUTO_INTERVAL = 250  # steps between validations
-LEAST_VALIDATIONS = 5  # of a run
+LEAST_VALIDATIONS = 5  # validations in a run
 
 
 def share_or_steps(value: float) -> float:
@@ -27,12 +27,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def as_steps(value: float, steps: int) -> int:
-    """A setting in steps: below 1 it is a share of the run's steps, which is rounded."""
+    """The number of steps of a setting: below 1 it is a share of the run's steps, which is
+    rounded."""
     return round(value * steps) if value < 1 else int(value)
 
 
 def steps_every(interval: int | None, steps: int) -> frozenset[int]:
-    """Every `interval` steps (None: none of them) of a run of `steps`, and its last step."""
+    """Every `interval`-th step (None: none) of a run of `steps` steps, and its last step."""
     return frozenset({steps, *range(interval or steps, steps + 1, interval or steps)})
 
 
@@ -49,7 +50,7 @@ class AdamWBase(StrictSettings):
     betas: tuple[Beta, Beta] = setting((0.9, 0.95), "decay of the two moments, each in [0, 1)")
     eps: float = setting(1e-8, "added to the root of the second moment", gt=0)
     weight_decay: float = setting(
-        0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0
+        0.1, "weight decay of matrices; embeddings, norms, biases and positions have none", ge=0
     )
 
     @property
@@ -73,21 +74,23 @@ class MuonSettings(StrictSettings):
     lr: float = setting(2e-3, "peak learning rate of matrices", gt=0)
     momentum: float = setting(
         0.95,
-        "decay of the mean of gradients",
+        "decay of the running mean of gradients",
         ge=0,
         lt=1,
     )
     nesterov: bool = setting(True, "Nesterov momentum")
-    weight_decay: float = setting(0.1, "of matrices", ge=0)
+    weight_decay: float = setting(0.1, "weight decay of matrices", ge=0)
     iterations: int = setting(
         5, "Newton-Schulz steps, in bfloat16, towards an orthogonal update", ge=1, lt=100
     )
     adjust: Literal["match_rms_adamw", "original"] = setting(
         "match_rms_adamw",
-        "size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. "
-        "2025, arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
+        "size of an A × B update: 0.2·√max(A, B), so that learning rates are like AdamW's (Liu et "
+        "al. 2025, arXiv:2502.16982), or √max(1, A / B), with learning rates around 0.02",
     )
-    adamw: AdamWBase = setting(AdamWBase(), "of the head, embeddings, norms, biases and positions")
+    adamw: AdamWBase = setting(
+        AdamWBase(), "AdamW of the head, embeddings, norms, biases and positions"
+    )
 
     @property
     def rates(self) -> dict[str, float]:
@@ -103,16 +106,21 @@ class EmaSettings(StrictSettings):
     """An exponential moving average of the weights, for evaluation."""
 
     decay: float = setting(
-        0.999, "decay of the mean per step; its window is about 1 / (1 − decay)", gt=0, lt=1
+        0.999, "decay per step; the average spans about 1 / (1 − decay) steps", gt=0, lt=1
     )
     start: ShareOrSteps = setting(
-        0.0, "before it the mean is the weights: below 1 a share of the run, from 1 on steps", ge=0
+        0.0,
+        "when averaging starts; until then the average equals the weights. Below 1: a share of the "
+        "run; from 1: a number of steps",
+        ge=0,
     )
 
 
 class LearningRateSchedule(StrictSettings):
     warmup: ShareOrSteps = setting(
-        0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
+        0.02,
+        "length of the linear rise from 0. Below 1: a share of the run; from 1: a number of steps",
+        ge=0,
     )
 
     def rate_at(self, peak: float, step: int, steps: int) -> float:
@@ -166,7 +174,9 @@ class WsdSchedule(LearningRateSchedule):
 
     name: Literal["wsd"] = "wsd"
     decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = setting(
-        0.2, "decay at the end: up to 1 a share of the run, above 1 a number of steps", gt=0
+        0.2,
+        "length of the decay at the end. Up to 1: a share of the run; above 1: a number of steps",
+        gt=0,
     )
     min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
 
@@ -196,20 +206,20 @@ class StageSettings(StrictSettings):
 
     length: int | None = setting(
         None,
-        "tokens of a window; the longest of all stages is train_length; null: as in the stage "
-        "before, at first train_length",
+        "tokens of a window; the longest stage must have train_length; null: as in the previous "
+        "stage, in the first stage train_length",
         ge=2,
     )
     batch_size: int | None = setting(
         None,
-        "sequences per optimizer step; null: as in the stage before where length is null, else as "
-        "many tokens as training.batch_size × train_length",
+        "sequences per optimizer step; null: as in the previous stage if length is null, otherwise "
+        "as many tokens as training.batch_size × train_length",
         ge=1,
     )
     duration: ShareOrSteps | None = setting(
         None,
-        "below 1 a share of training.tokens, from 1 on a number of steps; null, in the last stage "
-        "only: the rest of the budget",
+        "length of the stage. Below 1: a share of training.tokens; from 1: a number of steps; "
+        "null, in the last stage only: the rest of the budget",
         gt=0,
     )
     overrides: list[str] = setting(
@@ -217,8 +227,8 @@ class StageSettings(StrictSettings):
     )
     warmup: ShareOrSteps = setting(
         0.0,
-        "linear rise of the learning rate from 0 when the stage begins: below 1 a share of the "
-        "run, from 1 on steps",
+        "length of the linear rise of the learning rate from 0 when the stage begins. Below 1: a "
+        "share of the run; from 1: a number of steps",
         ge=0,
     )
 
@@ -226,7 +236,7 @@ class StageSettings(StrictSettings):
 def step_ranges_of(
     stages: Sequence[StageSettings], tokens: int, train_length: int, batch_size: int
 ) -> tuple[StepRange, ...]:
-    """Window length, batch size and steps of every stage of a run on a budget of `tokens`.
+    """Window length, batch size and steps of every stage of a run with a budget of `tokens` tokens.
 
     Raises ValueError for stages that are inconsistent or do not fit the budget.
     """
@@ -247,9 +257,7 @@ def step_ranges_of(
                 f"tokens is not a multiple of its length {length}"
             )
         if stage.duration is None and i < len(stages) - 1:
-            raise ValueError(
-                f"{where}.duration is missing: only that of the last stage may be null"
-            )
+            raise ValueError(f"{where}.duration is missing: only the last stage may have none")
         each = batch * length
         is_share = stage.duration is None or stage.duration < 1
         due = tokens - spent if stage.duration is None else stage.duration * tokens
@@ -265,7 +273,7 @@ def step_ranges_of(
         )
     if spent > tokens or tokens - spent >= max(slack, per_step):
         raise ValueError(
-            f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to "
+            f"training.stages use {spent:,} tokens, but training.tokens = {tokens}: set it to "
             f"{spent}, or change the duration of a stage"
         )
     return tuple(sizes)
@@ -278,7 +286,9 @@ class CheckpointSettings(StrictSettings):
         500, "steps between checkpoints; null: only at the end and when interrupted", ge=1
     )
     keep: int = may_change(
-        2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1
+        2,
+        "number of newest checkpoints to keep; with 2, one is left if the newest is damaged",
+        ge=1,
     )
     keep_interval: int | None = may_change(
         None, "keep all checkpoints whose step is a multiple of this", ge=1
@@ -305,7 +315,7 @@ class ParallelSettings(StrictSettings):
     sharding: Literal["auto", "none", "full"] = may_change(
         "auto",
         "none: every process has the whole model (DDP); full: weights, gradients and moments are "
-        "sharded over all of them (FSDP2); auto: full where the accelerate config says FSDP",
+        "sharded over all of them (FSDP2); auto: full if the accelerate config enables FSDP",
     )
     context: int = may_change(
         1,
@@ -351,15 +361,15 @@ NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminat
 
 
 class SpikeSettings(StrictSettings):
-    """Skip the update of a step whose loss is far above those before it."""
+    """Skip the update of a step whose loss is far above the losses of earlier steps."""
 
     sigmas: float = setting(
         6.0, "a loss this many standard deviations above the mean is a spike", gt=0
     )
     window: int = setting(
         100,
-        "applied steps that mean and deviation are computed over; no step is a spike before a "
-        "stage of the run has this many",
+        "number of applied steps over which mean and deviation are computed; no step is a spike "
+        "before a stage of the run has this many",
         ge=2,
         le=100_000,
     )
@@ -379,7 +389,7 @@ class ValidationSettings(StrictSettings):
         "at the end and at the steps of `at`",
     )
     at: list[Annotated[ShareOrSteps, Field(gt=0)]] = may_change(
-        [], "further validations: below 1 a share of the run, from 1 on a number of steps"
+        [], "further validation steps. Below 1: a share of the run; from 1: a number of steps"
     )
     multiples: list[int] = may_change(
         [1, 2, 4],
@@ -396,15 +406,15 @@ class ValidationSettings(StrictSettings):
     )
 
     def steps(self, steps: int) -> frozenset[int]:
-        """The validation steps of a run of `steps`. Raises ValueError for one of `at` outside the
-        run."""
+        """The validation steps of a run of `steps` steps. Raises ValueError if one of `at` is
+        outside the run."""
         interval = AUTO_INTERVAL if self.interval == "auto" else self.interval
         chosen = set(steps_every(interval, steps))
         for share_or_step in self.at:
             step = max(1, as_steps(share_or_step, steps))
             if step > steps:
                 raise ValueError(
-                    f"training.validation.at has {share_or_step:g}, and the run {steps} steps: "
+                    f"training.validation.at has {share_or_step:g}, but the run has {steps} steps: "
                     "lower it"
                 )
             chosen.add(step)
@@ -461,8 +471,8 @@ class TrainingSettings(StrictSettings):
     )
     micro_batch_size: int | None = may_change(
         None,
-        "sequences of train_length per device and forward pass; null: all of a step. Shorter "
-        "stages use as many tokens",
+        "sequences of train_length per device and forward pass; null: all sequences of a step. "
+        "Stages with shorter windows use as many tokens",
         ge=1,
     )
     optimizer: OptimizerSettings = setting(AdamWSettings(), "optimizer of the weights")
@@ -475,9 +485,9 @@ class TrainingSettings(StrictSettings):
         default=[],
     )
     state: Literal["reset", "carry"] = counts_if_changed(
-        "carry: recurrent layers, and attention with a window, continue from the window before in "
-        "the same document; the sequences of a batch read consecutive windows. reset: every window "
-        "starts without a state",
+        "carry: recurrent layers, and attention with a window, continue from the previous window "
+        "of the same document; the sequences of a batch read consecutive windows. reset: every "
+        "window starts without a state",
         default="reset",
     )
     grad_clip: float | None = setting(
@@ -495,22 +505,24 @@ class TrainingSettings(StrictSettings):
         gt=0,
     )
     ema: EmaSettings | None = counts_if_changed(
-        "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
+        "a moving average of the weights, for validation, samples, evaluate.py and generate.py; "
+        "null: none"
     )
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = setting(
         "auto",
-        "auto: bfloat16 autocast on GPUs that have it, and on CPUs that have it for models of "
-        "width 96 and more; float16 autocast with loss scaling on other GPUs; float32 elsewhere; "
-        "the settings of the run name the choice",
+        "auto: bfloat16 autocast on GPUs that support it, and on CPUs that support it for models "
+        "of width 96 and more; float16 autocast with loss scaling on other GPUs; otherwise "
+        "float32. The settings file of the run has the choice",
     )
     residual_dtype: Literal["float32", "autocast"] = counts_if_changed(
-        "dtype of the residual stream under autocast: float32, or that of matrix products, which "
-        "takes less memory and time on a GPU; norms are computed in float32 either way",
+        "dtype of the residual stream under autocast: float32, or the dtype of matrix products, "
+        "which takes less memory and time on a GPU; norms are computed in float32 either way",
         "float32",
     )
     compile: bool | None = may_change(
         None,
-        "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
+        "torch.compile: takes about a minute at the start and makes steps faster; null: on GPUs, "
+        "not on CPUs",
     )
     cuda_graphs: bool = may_change(
         False,
@@ -520,7 +532,7 @@ class TrainingSettings(StrictSettings):
     parallel: ParallelSettings = may_change(ParallelSettings(), "how processes share the run")
     num_threads: int | None = may_change(
         None,
-        "CPU threads; null: as torch decides",
+        "number of CPU threads; null: torch's default",
         ge=1,
     )
     log_interval: int = may_change(

@@ -35,7 +35,7 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def own_row(tensor: Tensor) -> int:
     """The first row of this process's shard in the whole tensor. FSDP2 shards the first dimension,
-    in parts of equal size as far as they suffice."""
+    in parts of equal size; the last ones may be smaller or empty."""
     if not is_sharded(tensor):
         return 0
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def write_tensors(
     folder: Path, kind: str, tensors: Mapping[str, Tensor], group: ProcessGroup
 ) -> Path | None:
     """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all
-    others. Where none is sharded, only rank 0 writes a file."""
+    other tensors. If none is sharded, only rank 0 writes a file."""
     parts = {}
     offsets = {}
     is_split = any(map(is_sharded, tensors.values()))
@@ -76,11 +76,11 @@ def write_tensors(
 
 
 def flaw(tensor: Tensor, kind: str) -> str | None:
-    """Why a tensor must not be saved in a checkpoint file of this kind, as text; None where it is
-    usable."""
+    """The reason why a tensor must not be saved in a checkpoint file of this kind, as text; None if
+    it is usable."""
     if not tensor.is_floating_point() or not tensor.numel():
         return None
-    low, high = tensor.aminmax()  # NaN if any number is
+    low, high = tensor.aminmax()  # NaN if any number is NaN
     largest = max(-low.item(), high.item())
     if not math.isfinite(largest):
         return "is not finite"
@@ -119,7 +119,7 @@ def shapes_in(folder: Path, kind: str) -> dict[str, tuple[torch.Size, torch.dtyp
 
 @torch.no_grad()
 def read_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
-    """Fill each tensor, sharded or not, with the one of the same name in a folder's files of a
+    """Fill each tensor, sharded or not, with the tensor of the same name in a folder's files of a
     kind. Every process reads independently, and only what it needs."""
     for name, piece, row in _pieces(folder, kind):
         if name not in tensors:
@@ -135,8 +135,8 @@ def read_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_like(folder: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a kind, on the CPU. Those named `key/weight` are sharded as the weight in
-    `like`, where it is sharded and of the same shape."""
+    """All tensors of a kind, on the CPU. A tensor named `key/weight` is sharded like the weight in
+    `like`, if that is sharded and has the same shape."""
     tensors: dict[str, Tensor] = {}
     for name, (shape, dtype) in shapes_in(folder, kind).items():
         model = like.get(name.partition("/")[2])
@@ -184,7 +184,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         if name not in own:
             wrong.append(f"{name} is unknown to the model")
         elif shape != own[name].shape:
-            wrong.append(f"{name} has shape {tuple(shape)}, the model's {tuple(own[name].shape)}")
+            wrong.append(f"{name} has shape {tuple(shape)}, in the model {tuple(own[name].shape)}")
         elif dtype.is_floating_point != own[name].is_floating_point():
             wrong.append(f"{name} is stored as {dtype}")
     if wrong:

@@ -99,7 +99,7 @@ def test_weights_that_do_not_fit_or_are_alone_are_refused(tmp_path):
     richer.extra = nn.Linear(2, 3)
     before = richer.mix.weight.clone()
     for model, message in (
-        (Net(dim=8), r"embed.weight has shape \(11, 6\), the model's \(11, 8\)"),
+        (Net(dim=8), r"embed.weight has shape \(11, 6\), in the model \(11, 8\)"),
         (lean, "mix.weight is unknown to the model"),
         (richer, "extra.weight is missing"),
     ):
@@ -164,7 +164,7 @@ def test_missing_and_renamed_checkpoints(tmp_path):
     with pytest.raises(TrainingError, match="no checkpoint of step 4; it has 3"):
         find_checkpoint(tmp_path, step=4)
     shutil.copytree(saved.folder, folder_of(tmp_path, 8))
-    assert find_damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
+    assert find_damage(folder_of(tmp_path, 8)) == "manifest.json belongs to step 3"
     shutil.rmtree(folder_of(tmp_path, 8))
     (saved.folder / "model.safetensors").unlink()
     message = r"model.safetensors is missing; no checkpoint of the run is intact"
@@ -211,7 +211,9 @@ def test_unusable_numbers_are_rejected(tmp_path, value):
     moments[0] = 0.0
     with torch.no_grad():
         state.model.mix.bias[2] = value
-    with pytest.raises(TrainingError, match=r"step 5 is not saved, mix.bias .*; step 3 is intact"):
+    with pytest.raises(
+        TrainingError, match=r"step 5 is not saved, because mix.bias .*; step 3 is intact"
+    ):
         save(tmp_path, 5, state)
     assert steps_of(tmp_path) == [3]
 

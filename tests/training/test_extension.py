@@ -175,7 +175,9 @@ def test_extension_resumes_without_parent(parent, yarn, tmp_path):
     away = parent.rename(parent.with_name("away"))
     try:
         assert trained(*words, *LONGER, "--run-dir", again) == 0
-        with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
+        with pytest.raises(
+            TrainingError, match=r"cannot change on resume.*\n.*model.position.scaling"
+        ):
             trained(*words, *TUNE, "train_length=48", "--run-dir", again)
         with pytest.raises(TrainingError, match="no such run directory"):
             trained(*words, *LONGER, "--run-dir", tmp_path / "new")

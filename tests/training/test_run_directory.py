@@ -108,7 +108,7 @@ def test_folders_that_cannot_become_a_run(run, settings, tmp_path):
 
     with pytest.raises(TrainingError, match=r"is already a run.*--restart"):
         create(run)
-    with pytest.raises(TrainingError, match=r"258 ids .* 250 rows"):
+    with pytest.raises(TrainingError, match=r"258 ids.* 250 rows"):
         create(tmp_path / "small", vocab_size=250)
     fill(run, settings)
     (run / MANIFEST).unlink()

@@ -252,7 +252,7 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path):
             trained(*broken, "--run-dir", folder)
     assert read_metrics(folder / "metrics.jsonl", "train")[-1]["grad_norm"] == "nan"
     assert steps_of(folder) == [1]
-    message = r"step 1 is not saved, embed\.weight has numbers of 1e\+30"
+    message = r"step 1 is not saved, because embed\.weight has numbers of 1e\+30"
     with pytest.raises(TrainingError, match=message):
         trained(*wild, "training.optimizer.lr=1e30", "--run-dir", tmp_path / "dead")
     assert steps_of(tmp_path / "dead") == []
