@@ -11,8 +11,8 @@ from training.train_state import TrainState
 
 
 def resume(run: TrainingRun, state: TrainState) -> None:
-    """Restore the newest intact checkpoint of the run, if there is one. Every process calls it; the
-    main one compares the checkpoints with their hashes."""
+    """Restore the newest intact checkpoint of the run, if there is one. Every process must call it;
+    the main process compares the checkpoints with their hashes."""
     parallel = run.parallel
     parallel.agree(
         steps_of(run.folder),
@@ -31,8 +31,8 @@ def resume(run: TrainingRun, state: TrainState) -> None:
 
 def save(run: TrainingRun, state: TrainState, metrics: Metrics) -> None:
     """Save the run after `state.step` updates, and remove the checkpoints that the settings do not
-    keep; none where the loss is far above that of a uniform prediction. Every process must call it;
-    an error on one of them is raised on all."""
+    keep, but none if the loss is far above that of a uniform prediction. Every process must call
+    it; an error on one of them is raised on all."""
     parallel = run.parallel
     metrics.read()
     carried = state.carried_rows(parallel)
@@ -54,8 +54,8 @@ def save(run: TrainingRun, state: TrainState, metrics: Metrics) -> None:
             has_diverged = metrics.loss > 2 * uniform
             if has_diverged:
                 run.console.warn(
-                    f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, "
-                    f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
+                    f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, but "
+                    f"{uniform:.3g} for a uniform prediction; earlier checkpoints are kept"
                 )
             prune(run.folder, state.step, None if has_diverged else kept)
     metrics.resume_clock()

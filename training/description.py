@@ -1,4 +1,4 @@
-"""What a run trains, in rows of a label and a text, which train.py prints before the first step and
+"""Descriptions of a run, in rows of (label, text), which train.py prints before the first step and
 with --dry-run."""
 
 from model import Transformer
@@ -48,7 +48,7 @@ def describe_run(settings: RunSettings, model: Transformer) -> list[Row]:
 
 
 def describe_parent(settings: RunSettings, parent: ParentRun) -> list[Row]:
-    """The runs that a run starts from, and what it changes."""
+    """The ancestors of a run, and the settings that it changes."""
     first, *earlier = [
         f"{old['run']}, step {old['step']:,} (checkpoint {old['checkpoint_hash'][:10]}), "
         f"trained at {old['train_length']} tokens"

@@ -21,17 +21,17 @@ TrainStep = Callable[..., Any]  # train.train_step
 # FLOPs of a step with activation checkpointing: full adds a forward pass, selective no matrix
 # products.
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-MEASURED_STEPS = 3  # after one that compiles and allocates memory
-MEASURED_TOKENS = 1 << 13  # of a step on each device, or one sequence
+MEASURED_STEPS = 3  # measured after one step that compiles and allocates memory
+MEASURED_TOKENS = 1 << 13  # tokens of a measured step on each device, at least one sequence
 
 
 def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
-    """Print the size, memory and time of a run; returns the exit status, 1 where it does not fit.
+    """Print the size, memory and time of a run; returns the exit status, 1 if it does not fit.
 
     Args:
-        train_step: that of train.py.
+        train_step: the `train_step` of train.py.
 
-    Raises DataError where its text does not exist.
+    Raises DataError if the run's text does not exist.
     """
     is_planned = run.options.world is not None
     settings = run.settings
@@ -67,7 +67,7 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
 
 
 def tokens_per_second(run: TrainingRun, vocab_size: int, train_step: TrainStep) -> float:
-    """The rate of all devices in a few steps of the longest stage on random sequences."""
+    """The rate of all devices, measured in a few steps of the longest stage on random sequences."""
     parallel = run.parallel
     settings = run.settings
     schedule = TrainingSchedule(settings)

@@ -30,7 +30,7 @@ def check_model(settings: RunSettings) -> None:
     longest = settings.data.position_end(length)
     shortest = min(settings.training.validation.multiples) * length
     if settings.data.gives_positions:
-        shortest = 0  # validation has the positions of training
+        shortest = 0  # validation uses the positions of training
     else:
         longest = max(longest, length)
     for name, kind in settings.model.resolved_kinds.items():
@@ -44,12 +44,12 @@ def check_model(settings: RunSettings) -> None:
     if limit is not None and limit < longest:
         raise TrainingError(
             f"train_length {length} with data.positions.name = {sampler.name} needs {longest} "
-            f"positions, and the scheme has {limit}: raise {_end_of(settings)}, or lower "
+            f"positions, but the scheme has {limit}: raise {_end_of(settings)}, or lower "
             "train_length or the largest sampled position"
         )
     if limit is not None and limit < shortest:
         raise TrainingError(
-            f"training.validation.multiples: the shortest length is {shortest} tokens, and the "
+            f"training.validation.multiples: the shortest length is {shortest} tokens, but the "
             f"scheme has {limit} positions; include 1, the trained length, in the list"
         )
     if settings.training.state == "carry":
@@ -57,8 +57,9 @@ def check_model(settings: RunSettings) -> None:
             check_carried(stage.model)
         if limit is not None:
             raise TrainingError(
-                f"training.state = carry: positions follow the documents, and those of this scheme "
-                f"end at {limit - 1}; choose another scheme, or set training.state to reset"
+                "training.state = carry: positions continue through each document, but those of "
+                f"this scheme end at {limit - 1}; choose another scheme, or set training.state to "
+                "reset"
             )
 
 
@@ -74,8 +75,8 @@ def _end_of(settings: RunSettings) -> str:
 def check_processes(settings: RunSettings, parallel: Parallel) -> None:
     """Raise TrainingError for a batch size that is not a multiple of the number of ranks or context
     groups, for windows that are too short for a context group, for a sharded model whose learned
-    positional scheme changes during training, as sharded parameters cannot be replaced, and for
-    CUDA graphs without one GPU."""
+    positional scheme changes during training, because sharded parameters cannot be replaced, and
+    for CUDA graphs on other devices than a single GPU."""
     if settings.training.cuda_graphs and (parallel.world > 1 or parallel.device_type != "cuda"):
         raise TrainingError(
             f"training.cuda_graphs requires one process with a GPU, not {parallel.world} on "

@@ -34,7 +34,7 @@ def known_peak(device: torch.device) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory of this process in bytes; GPU memory where there is a GPU."""
+    """Peak memory of this process in bytes; GPU memory if there is a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # getrusage would include the process that started this one, up to its exec

@@ -1,8 +1,8 @@
 """Checks that the launcher, the settings and the processes that run agree.
 
-accelerate 1.15 silently starts one process where `--cpu` or `use_cpu` requests several, and
-silently uses DDP for an FSDP config on a CPU. The request is in its environment variables; the
-result is known once the process group is initialized.
+accelerate 1.15 silently starts one process even if `--cpu` or `use_cpu` requests several, and
+silently uses DDP for an FSDP config on a CPU. The request is in accelerate's environment variables;
+the actual processes are known once the process group is initialized.
 """
 
 from collections.abc import Mapping

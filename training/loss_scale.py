@@ -13,13 +13,14 @@ class LossScale:
     """The factor on the loss of a backward pass: halved after a step whose gradients overflow, and
     doubled after GROWTH_INTERVAL steps without one, as by `torch.amp.GradScaler`.
 
-    That class decides on each rank from its own gradients, and waits for the device. This one reads
-    the norm over all ranks, and only `state` synchronizes.
+    GradScaler decides on each rank from that rank's gradients, and waits for the device. This class
+    reads the norm over all ranks, and only `state` synchronizes.
     """
 
     def __init__(self, device: torch.device | str):
         self.scale = torch.full((), START, device=device)
-        self._finite = torch.zeros((), dtype=torch.int64, device=device)  # steps since a change
+        # steps since the scale changed
+        self._finite = torch.zeros((), dtype=torch.int64, device=device)
 
     def unscale(self, weights: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by the scale; exact, because it is a power of two."""
@@ -27,8 +28,8 @@ class LossScale:
         torch._foreach_mul_(grads, self.scale.reciprocal())
 
     def overflows(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether the gradients of a step overflow while its loss is finite. At a scale of 1 they
-        are not finite for another reason."""
+        """Whether the gradients of a step overflow while its loss is finite. At a scale of 1,
+        gradients are not finite for another reason."""
         return loss.isfinite() & ~norm.isfinite() & (self.scale > 1)
 
     def update(self, overflows: Tensor) -> None:
@@ -44,6 +45,6 @@ class LossScale:
         return {"scale": float(self.scale), "finite": int(self._finite)}
 
     def load(self, state: dict[str, float]) -> None:
-        """Load a saved state; {} where the run had no scale yet."""
+        """Load a saved state; {} if the run had no scale yet."""
         self.scale.fill_(state.get("scale", START))
         self._finite.fill_(int(state.get("finite", 0)))

@@ -19,14 +19,14 @@ BATCH = 48  # per token: int64 tokens and targets of this batch, the next, and o
 
 
 class MemoryEstimate:
-    """Memory of a run on each device. It gathers the free memory of all devices: every process must
-    construct it.
+    """Memory of a run on each device. The constructor gathers the free memory of all devices: every
+    process must call it.
 
     Attributes:
-        model: of the run, on the meta device.
-        sequences: of train_length, per forward pass and device.
-        parts: bytes by purpose; `needed`: their sum.
-        free: bytes, on the device that has the fewest.
+        model: the run's model, on the meta device.
+        sequences: number of sequences of train_length per forward pass and device.
+        parts: bytes by purpose; `needed`: the sum of all parts.
+        free: free bytes on the device that has the fewest.
     """
 
     def __init__(self, settings: RunSettings, parallel: Parallel, parent: ParentRun | None):
@@ -52,7 +52,7 @@ class MemoryEstimate:
         )
 
     def check(self) -> None:
-        """Raise TrainingError where the run needs more than is free."""
+        """Raise TrainingError if the run needs more memory than is free."""
         if self.needed > self.free:
             raise TrainingError(
                 f"this will not fit: about {size_text(self.needed)} are needed on each device, "
@@ -72,7 +72,7 @@ def memory(
     p = model.parameter_count()
     blocks = sum(weight.numel() for block in model.layers for weight in block.parameters())
     size = DOUBLE if t.precision == "float64" else FLOAT
-    low = size if parallel.autocast_dtype is None else HALF  # in matrix products
+    low = size if parallel.autocast_dtype is None else HALF  # bytes of a number in matrix products
     state = size * p / (parallel.world if parallel.sharded else 1)
     needed = {
         "weights": state,
@@ -86,7 +86,7 @@ def memory(
         outer = p - blocks
         needed["whole blocks"] = (3 * low + size) * blocks / s.layers + (2 * low + size) * outer
     else:
-        # of all weights in matrix products: the embedding is in none
+        # copies of all weights in matrix products; the embedding is in none
         copies = HALF * (blocks + model.vocab_size * s.dim)
         needed["half-precision copies"] = copies if low == HALF else 0.0
         needed["buckets"] = size * p if parallel.world > 1 else 0.0
@@ -102,7 +102,7 @@ def memory(
     if context > 1:
         gathered = gathered_keys(model, length, checkpointing, context)
         needed["gathered keys"] = sequences * low * gathered
-    if parallel.device_type == "cpu":  # which the batches share with the model
+    if parallel.device_type == "cpu":  # the batches share its memory with the model
         needed["batches"] = BATCH * length * windows_of_a_step(settings) / parallel.world
     # three float32 copies of the rows of logits that are computed at once
     most = LOGITS_AT_ONCE.get(parallel.device_type, 1 << 25) // model.vocab_size + 1
@@ -126,12 +126,12 @@ def activations(
 ) -> float:
     """Bytes per token saved for the backward pass.
 
-    Per block: the inputs of its norms, before and after scaling, and the statistics of norms
-    and softmax, in float32; the outputs of the norms, what the mixer saves, four vectors of the
+    Per block: the inputs of its norms, before and after scaling, and the statistics of norms and
+    softmax, in float32; the outputs of the norms, what the mixer saves, four vectors of the
     feed-forward, and inputs and outputs of Canon layers. With full checkpointing: the input of
     every block, and everything of one block. With selective checkpointing also the outputs of
-    attention and of all matrix products of every block. A compiled pass computes the inputs of
-    norms after scaling and the activation of the feed-forward again.
+    attention and of all matrix products of every block. A compiled pass recomputes the inputs of
+    norms after scaling and the activation of the feed-forward.
 
     Args:
         size, low: bytes of a number outside and inside of autocast.
@@ -159,10 +159,10 @@ def gathered_keys(
     model: Transformer, length: int, checkpointing: Checkpointing, context: int
 ) -> float:
     """Numbers per sequence in keys and values that are gathered from N = `context` devices and
-    saved for the backward pass: those visible to a device's two chunks, less its own L/N. That is
-    L − L/2N tokens; in layers with a window and without sinks, those before each chunk that are
-    visible to it. With checkpointing, of one layer at a time. Layers with a state gather it
-    instead, which is small."""
+    saved for the backward pass: the tokens visible to a device's two chunks, without its own L/N.
+    These are L − L/2N tokens; in layers with a window and without sinks, the tokens before each
+    chunk that are visible to it. With checkpointing, the numbers of one layer at a time. Layers
+    with a state gather the state instead, which is small."""
     numbers = [0.0]
     for block in model.layers:
         mixer = block.mixer

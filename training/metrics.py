@@ -110,7 +110,7 @@ class Metrics:
     Every step is one line. On a GPU a result is read one step late, so that the host never waits
     inside a step. Speeds are measured every `log_interval` steps.
 
-    loss: of the newest step that was read.
+    `loss` is the loss of the newest step that was read.
     """
 
     def __init__(self, run: TrainingRun, state: TrainState):
@@ -121,7 +121,7 @@ class Metrics:
         self._tokens = settings.tokens_after(state.step)
         self._open = ExitStack()
         self._file: MetricsFile | None = None
-        self._sinks: list[Any] = []  # with `write`
+        self._sinks: list[Any] = []  # objects with a method `write`
         with error_barrier(run.parallel, "begin"):
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
@@ -131,8 +131,8 @@ class Metrics:
                     self._sinks.append(WandbLog(settings, run.folder, run.console))
                     self._open.callback(self._sinks[-1].close)
         self._queue: list[tuple[int, StepResult, StepBatch]] = []
-        self._seconds = 0.0  # of the steps since the last measured speed
-        self._measured = self._tokens  # tokens then
+        self._seconds = 0.0  # duration of the steps since the last measured speed
+        self._measured = self._tokens  # tokens at the last measured speed
         self.loss = math.nan
 
     def __enter__(self) -> "Metrics":
@@ -156,13 +156,13 @@ class Metrics:
         Args:
             wait: read this step too, also on a GPU.
 
-        Raises TrainingError where more steps were skipped than the settings allow.
+        Raises TrainingError if more steps were skipped than the settings allow.
         """
         self._queue.append((state.step, result, batch))
         return self.read(0 if wait else self._late)
 
     def read(self, pending: int = 0) -> int:
-        """Read all results but the latest `pending`; as `log`."""
+        """Read all results except the latest `pending`; returns and raises like `log`."""
         status = 0
         while len(self._queue) > pending:
             step, result, batch = self._queue.pop(0)
@@ -174,9 +174,9 @@ class Metrics:
                 raise TrainingError(why_stopped(self._run.folder, step, scalars))
             if scalars["reason"] in (NOT_FINITE, SPIKE) and self._file:
                 self._run.console.warn(
-                    f"step {step} is skipped, {REASONS[int(scalars['reason'])]}: loss "
-                    f"{scalars['loss']:g}, gradient norm {scalars['grad_norm']:g}; number "
-                    f"{scalars['count']:.0f} of the run"
+                    f"step {step} is skipped ({REASONS[int(scalars['reason'])]}; number "
+                    f"{scalars['count']:.0f} of the run): loss {scalars['loss']:g}, gradient norm "
+                    f"{scalars['grad_norm']:g}"
                 )
         return status
 
@@ -226,8 +226,8 @@ class Metrics:
     def sync(self) -> None:
         """Flush the metrics to the disk before a checkpoint.
 
-        Raises TrainingError where a file of the run directory is lost: saving would create another
-        one in its place.
+        Raises TrainingError if a file of the run directory is lost: saving would create another one
+        in its place.
         """
         if self._file:
             for name in ("", METRICS, MANIFEST):
@@ -260,14 +260,14 @@ class ProgressLines:
     """Prints one line for each measured speed, and for each validation, of metrics.jsonl.
 
     Args:
-        steps, tokens: of the whole run.
+        steps, tokens: number of steps and of tokens of the whole run.
     """
 
     def __init__(self, steps: int, tokens: int, console: Console):
         self._steps = steps
         self._tokens = tokens
         self._console = console
-        self._nll: dict[str, float] = {}  # of the last validation, by length
+        self._nll: dict[str, float] = {}  # NLL of the last validation, by length
 
     def write(self, line: dict) -> None:
         """Print one line of metrics.jsonl, if it is of these kinds."""
@@ -301,7 +301,7 @@ class WandbLog:
     reported, and ends the log.
 
     Attributes:
-        run: the run of wandb; None: there is none.
+        run: the run of wandb; None: no run is open.
     """
 
     def __init__(self, settings: RunSettings, folder: Path, console: Console):

@@ -19,14 +19,14 @@ from run_directory.training_schedule import Stage, TrainingSchedule
 from training.parallel import Parallel
 
 RunSampler = BatchSampler | ItemSampler
-AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
+AHEAD = 2  # batches read during a step, so that a slow read does not delay training
 
 
 def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
     """The sampler of a run's batches.
 
-    Raises TrainingError where no document is as long as the longest stage, and DataError where the
-    text is too short for one window.
+    Raises TrainingError if no document is as long as the windows of the longest stage, and
+    DataError if the text is too short for one window.
     """
     if isinstance(data, GeneratedData):
         return ItemSampler(
@@ -39,7 +39,7 @@ def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
     has_lengths = len({segment.length for segment in settings.plan}) > 1
     if has_lengths and data.longest < settings.train_length:
         raise TrainingError(
-            f"training.stages go up to {settings.train_length} tokens, and the longest document "
+            f"training.stages go up to {settings.train_length} tokens, but the longest document "
             f"of {data.train.folder} has {data.longest:,}: lower the lengths of the stages"
         )
     shares = settings.data.mixed_shares
@@ -63,8 +63,8 @@ class MicroBatch:
 
     Attributes:
         tokens, targets: (b, T), or (b, T / N) if a context group of N ranks shares the sequences.
-        positions: of whole sequences.
-        rows: of this process's sequences of the step.
+        positions: positions of the tokens of whole sequences.
+        rows: which of this process's sequences of the step these are.
     """
 
     tokens: Tensor
@@ -93,7 +93,7 @@ class StepBatch:
     """This process's sequences of one step.
 
     Attributes:
-        stage: of the step.
+        stage: the stage of the step.
         parts: the micro-batches.
         n_targets: targets of the step on all ranks.
         rates: the learning rates by name.
@@ -113,7 +113,7 @@ def step_batches(
     """The batches of the steps from `start` to the end of the run, read in a thread up to AHEAD
     steps early.
 
-    Raises DataError, in the step it belongs to, where the text cannot be read.
+    Raises DataError if the text of a step cannot be read, when that step is reached.
     """
     is_pinned = parallel.device.type == "cuda"
 

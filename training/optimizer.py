@@ -80,11 +80,11 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
 
 class Optimizer:
-    """AdamW, or Muon for matrices and AdamW for all other parameters. AdamW is fused where the
-    device of every parameter allows it.
+    """AdamW, or Muon for matrices and AdamW for all other parameters. AdamW is fused if the device
+    of every parameter allows it.
 
     Attributes:
-        groups: those of `parameter_groups`, with their options.
+        groups: the groups of `parameter_groups`, with their options.
         weights: all parameters that it updates.
     """
 
@@ -125,11 +125,11 @@ class Optimizer:
         unchanged.
 
         Returns:
-            () the norm before clipping; of sharded gradients, the norm over all shards.
+            () the norm before clipping; for sharded gradients, the norm over all shards.
         """
         grads = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = nn.utils.get_total_norm(grads)
-        if hasattr(norm, "full_tensor"):  # of sharded gradients
+        if hasattr(norm, "full_tensor"):  # the gradients are sharded
             norm = norm.full_tensor()  # type: ignore[operator]
         if max_norm is not None:
             nn.utils.clip_grads_with_norm_(self.weights, max_norm, norm)
@@ -176,7 +176,8 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load `saved_tensors`. Options stay those of the settings, which a fork may change."""
+        """Load `saved_tensors`. Options keep the values of the settings, which a fork may
+        change."""
         owners = self._by_name()
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
@@ -188,7 +189,7 @@ class Optimizer:
 
 @torch.no_grad()
 def _step_and_put_back(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
-    """Apply an update and, where `skip`, restore weights and state; state that this step created
+    """Apply an update and, if `skip`, restore weights and state; state that this step created
     becomes 0."""
     weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
     before = [(w.clone(), *map(torch.clone, optimizer.state[w].values())) for w in weights]

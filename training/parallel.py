@@ -30,29 +30,30 @@ from training.launch import COMMAND, check_devices, check_launch, check_world, r
 T = TypeVar("T")
 # A process that does not arrive at a collective of a step within this time is lost.
 STEP_TIMEOUT = timedelta(seconds=300)
-# The same where one process works while the others wait: hashing of the text, saving, samples.
+# The same limit if one process works while the others wait: hashing of the text, saving, samples.
 HOST_TIMEOUT = timedelta(minutes=15)
-POLL = 0.5  # seconds between two looks for an error of another process
-GRACE = 2.0  # seconds in which the error of another process may arrive in a collective too
-FAILURE_SEEN = 5.0  # seconds that a process which fails waits for the others to read its message
+POLL = 0.5  # seconds between two checks for an error of another process
+GRACE = 2.0  # seconds in which a collective may report the error of another process too
+FAILURE_SEEN = 5.0  # seconds that a failed process waits for the others to read its message
 
 
 class Parallel(ProcessGroup):
     """This process and the group of all processes of a run.
 
-    Collectives of a step use the default process group, with STEP_TIMEOUT. `gather`, `wait` and
-    what is built on them use a group of their own with HOST_TIMEOUT.
+    Collectives of a step use the default process group, with STEP_TIMEOUT. `gather`, `wait` and all
+    methods based on them use a group of their own, with HOST_TIMEOUT.
 
     Attributes:
         main: whether this process prepares data, writes files and prints.
         data_rank, data_world: index and number of context groups, which divide the rows of a batch.
         takes_part: whether this process is needed to evaluate or save the model.
-        device_type: of the devices that the run is meant for; with `--world` not those used.
-        autocast_dtype: of forward passes; None: no autocast.
-        sharded: FSDP2, else DDP.
+        device_type: type of the devices that the run is meant for; with `--world`, not of those in
+            use.
+        autocast_dtype: autocast dtype of forward passes; None: no autocast.
+        sharded: whether the model is sharded (FSDP2) or replicated (DDP).
         shard: this rank's part of each window in a context group; None: whole windows.
 
-    Raises TrainingError where the launcher and the settings disagree, or the processes that run are
+    Raises TrainingError if the launcher and the settings disagree, or if the running processes are
     not those that were requested.
     """
 
@@ -98,9 +99,10 @@ class Parallel(ProcessGroup):
             self.shard = ContextShard.of(group)
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """The result of `work()` on each process; the others start when the main one has finished.
+        """The result of `work()` on each process; the others start when the main process has
+        finished.
 
-        Raises TrainingError on the others where it failed on the main one.
+        Raises TrainingError on the others if `work` failed on the main process.
         """
         results: list[T] = []
         with error_barrier(self, "begin"):
@@ -131,8 +133,8 @@ class Parallel(ProcessGroup):
         """The model for training passes, whose gradients are averaged over all processes.
 
         Args:
-            compiled: compile the training pass; None: on a GPU.
-            cuda_graphs: record it; see `Transformer.compile`.
+            compiled: compile the training pass; None: only on a GPU.
+            cuda_graphs: record the training pass; see `Transformer.compile`.
 
         Sharding changes the model in place: its parameters become DTensors, so create optimizers
         afterwards, and call it on every process, also for evaluation.
@@ -179,9 +181,9 @@ class Parallel(ProcessGroup):
         """Leave the process group at the end of the block, once every process has finished: gloo
         aborts a process that still sends to one that has left.
 
-        Where a process raises an error in the block, the others print its message and exit with
-        FAILED. Where another process is lost, exit with RANK_LOST: an orderly shutdown would wait
-        for it again.
+        If a process raises an error in the block, the others print its message and exit with
+        FAILED. If another process is lost, exit with RANK_LOST: an orderly shutdown would wait for
+        it again.
         """
         failure = SharedFailure(self.rank, self.world) if self.world > 1 else None
         try:
@@ -277,7 +279,7 @@ class SharedFailure:
                 self._store.add("failures", 1)  # from here on the other process may end
 
     def close(self) -> None:
-        """Stop looking for errors of other processes."""
+        """Stop checking for errors of other processes."""
         self._closed.set()
 
     def _watch(self) -> None:

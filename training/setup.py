@@ -50,8 +50,8 @@ class TrainingRun:
     In the block of `open`, also:
         run: the run directory, locked by the main process.
         data: the prepared text; `sampler`: the batch of every step.
-        model: with its initial weights, on the device.
-        targets: of the validation, as evaluation.monitor_targets draws them.
+        model: the model with its initial weights, on the device.
+        targets: the targets of validation, drawn by evaluation.monitor_targets.
     """
 
     run: Run
@@ -97,7 +97,8 @@ class TrainingRun:
         self.parallel.autocast_dtype = autocast_type(settings.training.precision)
 
     def _auto_precision(self, settings: RunSettings) -> str:
-        """What `training.precision=auto` stands for: the device of the main process decides."""
+        """The precision for `training.precision=auto`, which the device of the main process
+        determines."""
         if self.parallel.device_type != self.device.type:  # planned GPUs
             return "bfloat16"
         return self.parallel.gather(auto_precision(settings, self.device))[0]
@@ -108,7 +109,7 @@ class TrainingRun:
         locked until the block ends. An extension run starts with a checkpoint of step 0.
 
         Args:
-            draw_targets: evaluation.monitor_targets.
+            draw_targets: the function evaluation.monitor_targets.
         """
         parallel = self.parallel
         if not self.options.force:
@@ -134,7 +135,7 @@ class TrainingRun:
         """The prepared text; its hashes and ids are verified by the main process. A single process
         prepares it.
 
-        Raises TrainingError where several processes find none.
+        Raises TrainingError if there are several processes and no prepared text.
         """
         settings = self.settings
         parallel = self.parallel
@@ -144,7 +145,7 @@ class TrainingRun:
             if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
                 raise TrainingError(
                     f"the text is not prepared, and {parallel.world} processes were started: run "
-                    "scripts/prepare.py first, with the same files and overrides (of an extension "
+                    "scripts/prepare.py first, with the same files and overrides (for an extension "
                     "run also settings.yaml of its parent)"
                 )
             from data.preparation.preparation import prepare  # --help and --dry-run do without it
@@ -166,7 +167,7 @@ class TrainingRun:
                 "data.valid_source"
             )
         requested = [multiple * settings.train_length for multiple in v.multiples]
-        if isinstance(data, GeneratedData):  # items of the lengths in training
+        if isinstance(data, GeneratedData):  # the items have the lengths of training
             requested = [settings.train_length]
             limit = None
         lengths = [length for length in requested if limit is None or length <= limit]
@@ -180,7 +181,7 @@ class TrainingRun:
     def _initial_model(self) -> Transformer:
         settings = self.settings
         vocab_size = self.data.tokenizer.vocab_size
-        if self.parent is not None:  # its vocabulary may be padded
+        if self.parent is not None:  # the parent's vocabulary may be padded
             vocab_size = self.parent.manifest["vocab_size"]
         model = make_model(settings, vocab_size).initialize(settings.seed)
         is_double = settings.training.precision == "float64"
@@ -191,7 +192,7 @@ class TrainingRun:
         """Lock the folder; with --restart, rename the run in it first."""
         folder = self.folder
         if self.options.restart and folder.exists():
-            with locked_run(folder):  # an error where the run is being trained
+            with locked_run(folder):  # raises an error if the run is being trained
                 kept = rename_old_run(folder)
             self.console.info(f"the earlier run is kept as {kept}")
         with locked_run(folder):
@@ -220,8 +221,9 @@ class TrainingRun:
         self.run = Run.create(self.folder, settings, data.tokenizer, command, facts, processes)
 
     def _write_first_checkpoint(self, parent: ParentRun) -> None:
-        """Write the first checkpoint of an extension run or a fork: the parent's as it is, with its
-        optimizer, for a fork; its weights as step 0 for an extension run. Called by one process."""
+        """Write the first checkpoint of an extension run or a fork: for a fork, the parent's
+        checkpoint as it is, with its optimizer; for an extension run, the parent's weights as step
+        0. Called by one process."""
         if parent.is_gone:
             raise TrainingError(
                 f"{self.folder} has no checkpoint, and its parent run is gone: restore parent.run"
@@ -237,7 +239,7 @@ class TrainingRun:
         save_checkpoint(self.folder, 0, tensors, {"step": 0, "tokens": 0})
 
     def announce(self, step: int) -> None:
-        """Print the model, data and schedule before the first update, which is that after `step`
+        """Print the model, data and schedule before the first update, which follows `step`
         others."""
         info = self.console.info
         info(f"run {self.folder}")

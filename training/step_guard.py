@@ -10,7 +10,7 @@ from run_directory.training_settings import NonFiniteSettings, SpikeSettings
 # reasons to skip an update; 0: it is applied
 NOT_FINITE = 1
 SPIKE = 2
-OVERFLOW = 3  # of scaled gradients, which has no limit
+OVERFLOW = 3  # overflow of scaled gradients, which has no limit
 REASONS = {NOT_FINITE: "not finite", SPIKE: "spike", OVERFLOW: "overflow"}
 NO_LIMIT = 2**62
 
@@ -42,7 +42,7 @@ class StepGuard:
         self._on_spike = on_spike
         limits = [0, on_nonfinite.limit, on_spike.limit if on_spike else 0, NO_LIMIT]
         self._limits = torch.tensor(limits, device=device)
-        # by reason; the first stays 0
+        # number of skipped steps by reason; the first entry stays 0
         self._skipped = torch.zeros(len(limits), dtype=torch.int64, device=device)
         window = on_spike.window if on_spike else 0
         # a ring of the losses of applied steps, and their number since the stage began
@@ -80,7 +80,7 @@ class StepGuard:
         self._applied.zero_()
 
     def state(self) -> dict:
-        """The state for a checkpoint, as JSON; {} where it is that of a new guard."""
+        """The state for a checkpoint, as JSON; {} if the guard is like a new one."""
         skipped = self._skipped.tolist()
         seen = {r: word for r, word in REASONS.items() if r != OVERFLOW or skipped[r]}
         state: dict = {"skipped": {word: skipped[reason] for reason, word in seen.items()}}

@@ -89,5 +89,5 @@ def _end_with_launcher() -> None:
         return
     launcher = os.getppid()
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != launcher:  # it died before the request
+    if os.getppid() != launcher:  # the launcher died before the request
         os.kill(os.getpid(), signal.SIGTERM)

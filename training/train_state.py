@@ -27,7 +27,8 @@ from training.optimizer import Optimizer
 from training.parallel import Parallel
 from training.step_guard import StepGuard
 
-# keys among the tensors of the optimizer: states of torch's generators, and what sequences carry
+# prefixes of keys among the tensors of the optimizer: states of torch's generators, and tensors
+# that sequences carry
 GENERATOR = "generator/"
 CARRIED = "carried/"
 
@@ -37,9 +38,9 @@ class EMA:
     step `start` the mean equals the weights. Each process averages its own shards.
 
     Args:
-        steps: updates of the whole run.
+        steps: number of updates of the whole run.
 
-    means: by parameter name.
+    `means` has the averages by parameter name.
     """
 
     def __init__(self, model: nn.Module, settings: EmaSettings, steps: int):
@@ -53,8 +54,8 @@ class EMA:
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
-        """Update the mean after update `step` (1, 2, ...). Where `skip` (a bool scalar on the
-        device) is true, the step was skipped and the mean does not change."""
+        """Update the mean after update `step` (1, 2, ...). If `skip` (a bool scalar on the device)
+        is true, the step was skipped and the mean does not change."""
         if step <= self._start:
             self.follow()
             return
@@ -88,11 +89,11 @@ class TrainState:
     dropout and sampling, are global and saved with them.
 
     Attributes:
-        step: updates of the weights so far.
-        forward: the model for training passes (DDP, compiled); shares its weights.
-        loss_scale: with float16; None: losses are not scaled.
-        carried: what this process's sequences carry from step to step, by name, one row each; see
-            `CarriedState`. None: every window starts without a state.
+        step: number of updates of the weights so far.
+        forward: the model for training passes (DDP, compiled); shares the weights of `model`.
+        loss_scale: the loss scale for float16; None: losses are not scaled.
+        carried: tensors that this process's sequences carry from step to step, by name, with one
+            row per sequence; see `CarriedState`. None: every window starts without a state.
     """
 
     model: Transformer
@@ -110,7 +111,7 @@ class TrainState:
         """The state before the first step."""
         t = settings.training
         model.casts_residual = t.residual_dtype == "autocast"
-        # before the optimizer: it may shard weights
+        # Wrap before creating the optimizer: wrapping may shard weights.
         forward = parallel.wrap(model, compiled=t.compile, cuda_graphs=t.cuda_graphs)
         if t.cuda_graphs:
             # Later backward passes add to these. A gradient that a recorded pass returns is in
@@ -145,23 +146,24 @@ class TrainState:
             self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 
     def begin_step(self, batch: StepBatch) -> None:
-        """Set the learning rates of the next update and, where a stage begins with it, the
-        positional scheme."""
+        """Set the learning rates of the next update and, if a stage begins with it, the positional
+        scheme."""
         if batch.stage.start == self.step > 0:
             self.model.reposition(batch.stage.model)
             self.guard.begin_stage()
         self.optimizer.set_learning_rates(batch.rates)
 
     def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
-        """What the sequences of all processes carry, on the host. Every process must call it."""
+        """The tensors that the sequences of all processes carry, on the host. Every process must
+        call it."""
         if self.carried is None:
             return {}
         parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
         return {f"{CARRIED}{name}": torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def capture(self, carried: Mapping[str, Tensor] | None = None) -> Tensors:
-        """The tensors of a checkpoint, which share the memory of this state. `carried` is that of
-        `carried_rows`."""
+        """The tensors of a checkpoint, which share the memory of this state. `carried` is the
+        result of `carried_rows`."""
         optimizer = self.optimizer.saved_tensors() | dict(carried or {})
         optimizer[f"{GENERATOR}cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
@@ -174,7 +176,7 @@ class TrainState:
 
     def restore(self, checkpoint: Checkpoint, parallel: ProcessGroup = ALONE) -> None:
         """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the
-        weights. Raises TrainingError where it has only weights."""
+        weights. Raises TrainingError if the checkpoint has only weights."""
         checkpoint.check_resumable()
         load_weights(self.model, checkpoint.folder)
         stored = read_like(checkpoint.folder, "optimizer", named_weights(self.model))

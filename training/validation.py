@@ -12,11 +12,12 @@ from training.train_state import TrainState
 
 
 class Validation:
-    """Measures the held-out loss and generates samples, with the weights of the EMA where there is
+    """Measures the held-out loss and generates samples, with the weights of the EMA if there is
     one. All processes share the work.
 
     Attributes:
-        steps: the steps after which to run it; 0 in an extension run, under its new settings.
+        steps: the steps after which `run` is called; in an extension run also 0, under its new
+            settings.
         prompts: the prompts of the samples.
     """
 
@@ -33,7 +34,7 @@ class Validation:
         self.prompts = [run.data.opening()] if prompts is None else prompts
 
     def run(self, state: TrainState) -> None:
-        """Validate and generate samples after `state.step` updates, each where it is due."""
+        """Validate and generate samples after `state.step` updates, each if it is due."""
         parallel = self._run.parallel
         model = state.model
         model.eval()
@@ -66,7 +67,7 @@ class Validation:
         )
 
     def _generate_samples(self, state: TrainState) -> None:
-        """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its
+        """Continue each prompt greedily; with autocast, because sharded blocks are gathered in its
         dtype."""
         # The start of a run does not wait for these modules.
         from generation.samples import generate_samples, make_samples

@@ -85,12 +85,12 @@ PATTERN = [
         (
             [LEARNED],
             "{name: random_subset}",
-            r"data.positions.name = random_subset needs 2048 positions, and the scheme has 300",
+            r"data.positions.name = random_subset needs 2048 positions, but the scheme has 300",
         ),
         (
             [LEARNED],
             "{name: random_offset, max_offset: 237}",
-            "needs 301 positions, and the scheme has 300: raise model.position.max_length",
+            "needs 301 positions, but the scheme has 300: raise model.position.max_length",
         ),
         ([LEARNED], "{name: pose, target: 301}", "needs 301 positions"),
         ([LEARNED], "{name: pose, target: 300}", None),

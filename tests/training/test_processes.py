@@ -595,7 +595,7 @@ def test_non_finite_gradient_on_one_rank_skips_all_ranks(results):
     assert logged[2]["grad_norm"] == "nan"
     assert logged[4]["loss"] == "inf"
     log = pair["logs"][0]
-    assert "step 3 is skipped, not finite" in log
+    assert "step 3 is skipped (not finite; number 1 of the run)" in log
     assert "number 2 of the run" in log
 
 

@@ -273,7 +273,7 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path):
                 "training.stages=[{length: 20, duration: 0.5}, {length: 2000}]",
             ],
             TrainingError,
-            "training.stages go up to 2000 tokens, and the longest document",
+            "training.stages go up to 2000 tokens, but the longest document",
         ),
     ],
 )
