@@ -26,8 +26,8 @@ from model.sharding import ShardedWindow
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
-# Matrix products with weights and fused attention, whose outputs selective checkpointing stores.
-# Batched products compute scores of all pairs.
+# Operations whose outputs selective checkpointing stores: matrix products with weights, and fused
+# attention. Batched products are not stored: they compute scores of all pairs.
 COSTLY = {
     aten.mm.default,
     aten.addmm.default,
@@ -75,7 +75,7 @@ class GatedMLP(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm in the wider dtype of input and weight, with outputs in that of the input. Under
+    """RMSNorm in the wider dtype of input and weight, with outputs in the dtype of the input. Under
     autocast the residual stream may be narrower than the weights, under FSDP2 wider; the fused
     kernel requires a single dtype, and computes in float32 at least."""
 
@@ -108,7 +108,7 @@ class Block(nn.Module):
         self.canon_a = Canon("A", s.dim, s.canon_width) if "A" in s.canon else None
         self.canon_c = Canon("C", s.dim, s.canon_width) if "C" in s.canon else None
         self.norm_placement = kind.norm_placement
-        # of the token mixer and of the MLP; tuples, so that no norm is registered twice
+        # norms of the token mixer and of the MLP; tuples, so that no norm is registered twice
         none: tuple[Norm, Norm] = nn.Identity(), nn.Identity()
         norms: tuple[Norm, Norm] = self.attention_norm, self.mlp_norm
         self.input_norms = none if kind.norm_placement == "output" else norms
@@ -124,7 +124,7 @@ class Block(nn.Module):
 
     @property
     def mixer(self) -> Mixer:
-        """The token mixer, whose weights are stored as those of `attention`."""
+        """The token mixer, whose weights are stored under the name `attention`."""
         return self.attention
 
     @property
@@ -134,8 +134,8 @@ class Block(nn.Module):
 
     @property
     def initial_values(self) -> dict[str, Initializer]:
-        """The initial values of parameters, by name, that differ from those of
-        `Transformer.initialize`."""
+        """Initial values by parameter name, for parameters that `Transformer.initialize` would
+        initialize differently."""
         values = {f"attention.{name}": each for name, each in self.mixer.initial_values.items()}
         for name, canon in self.canons.items():
             values[f"{name}.convolution.weight"] = canon.initializer
@@ -149,7 +149,7 @@ class Block(nn.Module):
 
     def compile(self, **options) -> None:
         """Compile the training pass of this block, inside any hooks on its call."""
-        # its policy applies to operations, not compiled code
+        # its policy applies to operations, not to compiled code
         selective = self.checkpointing == "selective"
         self._compiled = torch.compile(self._selective if selective else self._forward, **options)
 
@@ -164,10 +164,10 @@ class Block(nn.Module):
         the cache.
 
         Args:
-            passes: one pass, or those of the chunks of x, in order, where the window is sharded.
-                They may be created one at a time.
+            passes: one pass, or, if the window is sharded, one pass per chunk of x, in order. They
+                may be created one at a time.
             layer_cache: keys or state before these tokens, or None; or the sharded window that x is
-                a part of. x is updated in place where the window is streamed.
+                a part of. x is updated in place if the window is streamed.
         """
         args = x, passes, layer_cache, hook
         recompute = self.checkpointing if self.training and torch.is_grad_enabled() else "none"

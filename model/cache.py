@@ -53,10 +53,10 @@ class CacheIndex:
         window, sinks: settings of the layer kind.
 
     Attributes:
-        slots: that the layers have, or allocate with the next keys.
+        slots: number of keys that each layer's buffer holds, or will hold after it next grows.
         start: slot of the first token of the last pass.
-        kept: slots of the keys to store after a pass whose tokens do not fit, among all keys that
-            the pass attends to; None if they fit.
+        kept: after a pass whose tokens do not fit, the indices of the keys to store, among all keys
+            that the pass attends to; None if they fit.
     """
 
     def __init__(self, capacity: int, window: int | None, sinks: int):
@@ -77,7 +77,7 @@ class CacheIndex:
     def advance(self, new: TokenPositions) -> TokenPositions:
         """Add the new tokens; returns the positions of all keys of the pass."""
         if new.layout == "packed" and self.sinks:
-            # the sinks of all documents stay; only the device knows them
+            # the sinks of all documents stay; only the device knows where they are
             self.slots = self.capacity
         old = self.positions or new.part(0, 0)
         self.start = old.count
@@ -135,14 +135,15 @@ class CacheIndex:
 
 
 class CachedTail:
-    """What a layer remembers of the last tokens of earlier passes; tensors are updated in place."""
+    """Features of the last tokens of earlier passes, which a layer keeps; tensors are updated in
+    place."""
 
     def __init__(self):
         self._stored: dict[str, Tensor] = {}
 
     def extend(self, x: Tensor, count: int, name: str = "inputs") -> Tensor:
-        """Features x (B, T, C) of this pass, after those of the last `count` tokens of earlier
-        passes, which are 0 where there are none. Features of different kinds have names."""
+        """The features of the last `count` tokens of earlier passes, 0 if there are none, followed
+        by the features x (B, T, C) of this pass. Features of different kinds have names."""
         last = self._stored.get(name)
         if last is None:
             last = x.new_zeros(len(x), count, x.shape[2])
@@ -161,11 +162,11 @@ class CachedTail:
         return list(self._stored.values())
 
     def shapes(self) -> list[tuple]:
-        """The name, shape and dtype of each tensor, without its slots."""
+        """The name, shape and dtype of each tensor, without the dimension of slots."""
         return [(name, x.shape, x.dtype) for name, x in self._stored.items()]
 
     def fill(self, source: "CachedTail") -> None:
-        """Copy the tensors of `source`, or zeros where it has none, to those of this cache."""
+        """Copy the tensors of `source`, or zeros if it has none, to the tensors of this cache."""
         for name, x in self._stored.items():
             x.zero_()
             if name in source._stored:
@@ -254,7 +255,7 @@ class Cache:
         batch: number of rows.
         capacity: maximum number of tokens per row.
         kinds: names of the layer kinds.
-        indices: of the layer kinds whose cache grows with the keys.
+        indices: index of each layer kind whose cache grows with the keys.
         layers: the cache of each layer.
         depends_on_length: cached keys depend on the declared length.
     """
@@ -297,8 +298,8 @@ class Cache:
         return TokenPositions.plain(count, offset=self.filled, device=device)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
-        """Add the tokens of the next pass; returns the positions of all keys by layer kind: of the
-        new tokens, where the cache is a state.
+        """Add the tokens of the next pass; returns the positions of all keys by layer kind; for
+        kinds whose cache is a state, the positions of the new tokens only.
 
         Raises:
             ModelError: the capacity is exceeded; the layout or the number of rows changed; the

@@ -1,5 +1,5 @@
-"""What training carries from one window of a document to the next: states of recurrent layers, last
-inputs of convolutions, and keys of layers with a window."""
+"""Tensors that training carries from one window of a document to the next: states of recurrent
+layers, last inputs of convolutions, and keys of layers with a window."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ from model.token_positions import TokenPositions
 
 
 class CarriedLayer(LayerState):
-    """The part of one layer. What it reads and what it stores are apart, so a pass can be computed
-    again for its gradients; neither has gradients.
+    """The carried state of one layer. Tensors that it reads and tensors that it stores are
+    separate, so a pass can be recomputed for its gradients; none of them has gradients.
 
     Args:
         before: tensors stored by the previous window.
-        kept: keys that later queries may attend to.
+        kept: number of keys that later queries may attend to.
     """
 
     def __init__(self, before: dict[str, Tensor], kept: int):
@@ -30,7 +30,8 @@ class CarriedLayer(LayerState):
         self.after: dict[str, Tensor] = {}
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, G, S, ·) of the last tokens before this window, then of its own."""
+        """Keys and values (B, G, S, ·) of the last tokens before this window, then those of this
+        window."""
         return self._joined("k", k, 2), self._joined("v", v, 2)
 
     def extend_extras(
@@ -63,7 +64,7 @@ class CarriedState:
     """The state of some rows in one training pass, in place of a cache.
 
     Args:
-        settings: of the model, for which `check_carried` does not raise.
+        settings: settings of the model, for which `check_carried` does not raise.
         before: tensors of the rows by name, as `after` returns them; empty in the first window.
     """
 

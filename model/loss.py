@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # target id that is excluded from the loss
+# Factor on hidden states in products that exceed float16, whose largest number is 65,504.
+SHRINK = 2.0**-7
 # Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
-SHRINK = 2.0**-7  # of hidden states in products that float16 could not hold: 65,504 is its largest
 LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 
@@ -37,14 +38,15 @@ class OutputHead:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of matrix products with x: that of autocast, or its own without autocast."""
+    """The dtype of matrix products with x: the autocast dtype, or the dtype of x without
+    autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood in nats of each target; 0 for ignored targets. The logits exist in
-    chunks, unless gradients are needed.
+    """Negative log-likelihood in nats of each target; 0 for ignored targets. Logits are computed
+    chunk by chunk; with gradients, all are kept.
 
     Args:
         x: (B, K, C) hidden states.
@@ -93,7 +95,7 @@ def chunks(
     targets: Tensor,
     vocab_size: int,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Rows (n, C) and targets (n,) whose logits may exist at once."""
+    """Chunks of rows (n, C) and targets (n,), small enough for their logits to exist at once."""
     size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // vocab_size)
     rows = x.flatten(0, 1)
     ids = targets.flatten()

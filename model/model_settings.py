@@ -39,13 +39,13 @@ else:
 
 
 def _own(description: str, **limits: Any) -> Any:
-    """A setting that a layer kind may have of its own."""
-    return counts_if_changed(f"{description}; null: that of the model", **limits)
+    """A setting in which a layer kind may differ from the model."""
+    return counts_if_changed(f"{description}; null: as in the model", **limits)
 
 
 class LayerKindSettings(StrictSettings):
-    """What the layers of one kind have of their own. A mapping without a `name` changes settings of
-    the model's mixer or scheme."""
+    """The settings in which the layers of one kind differ from the model. A mapping without a
+    `name` changes settings of the model's mixer or scheme."""
 
     mixer: AnyMixer | None = _own("token mixer")
     position: AnyPosition | None = _own("positional scheme")
@@ -77,7 +77,7 @@ class MupSettings(StrictSettings):
 Activation = Literal["silu", "gelu_tanh"]
 CanonPlace = Literal["A", "B", "C", "D"]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
-_CHOICES = {"mixer", "position"}  # of a kind, with a name
+_CHOICES = {"mixer", "position"}  # settings of a kind that are chosen by name
 
 
 class ModelSettings(StrictSettings):
@@ -167,7 +167,7 @@ class ModelSettings(StrictSettings):
         (),
     )
     canon_width: int = counts_if_changed(
-        "tokens that a Canon layer reads, its own included", 4, ge=2
+        "number of tokens that a Canon layer reads, including its own", 4, ge=2
     )
     mup: MupSettings | None = counts_if_changed(
         "learning rates that transfer across widths: matrices use lr · base_dim / "
@@ -175,11 +175,11 @@ class ModelSettings(StrictSettings):
     )
     position: AnyPosition = setting(RopeSettings.model_validate({}), "positional scheme")
     pattern: tuple[str, ...] = counts_if_changed(
-        "kind of each layer from the first, repeated; empty: all layers are alike",
+        "kind of each layer, from the first on, repeated as needed; empty: all layers are alike",
         (),
     )
     kinds: dict[str, LayerKindSettings] = counts_if_changed(
-        "the kinds of layers in `pattern`: what differs from the settings of the model",
+        "the kinds of layers in `pattern`, each with the settings that differ from the model's",
         {},
     )
 
@@ -203,14 +203,14 @@ class ModelSettings(StrictSettings):
     @model_serializer(mode="wrap")
     def _only_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit derived sizes, so that they follow later overrides of the sizes they derive from,
-        and what no layer uses."""
+        and settings that no layer uses."""
         omitted = {*_DERIVED} - self.model_fields_set
         omitted |= {key for key in _CHOICES if not self._uses(key)}
         omitted |= set() if self.pattern else {"pattern", "kinds"}
         return {key: value for key, value in dump(self).items() if key not in omitted}
 
     def _uses(self, key: str) -> bool:
-        """Whether some kind of layers has the model's mixer, or scheme."""
+        """Whether some kind of layers uses the model's mixer or scheme (`key`)."""
         return not self.kinds or any(getattr(kind, key) is None for kind in self.kinds.values())
 
     @model_validator(mode="after")
@@ -294,7 +294,7 @@ class ModelSettings(StrictSettings):
         return LayerKind(**values, attention_scale=self._attention_scale(values["head_dim"]))
 
     def _value(self, key: str, own: LayerKindSettings | None) -> Any:
-        """A setting of a kind, or that of the model."""
+        """A setting of a kind, or the model's setting if the kind has none."""
         value = getattr(own, key, None)
         return getattr(self, key) if value is None else value
 
@@ -320,7 +320,7 @@ class ModelSettings(StrictSettings):
 
     def positions_record(self) -> dict[str, Any]:
         """The positional schemes as results and manifests record them: the settings of the only
-        one, or `{name: pattern, layers: ..., kinds: ...}`, the spelling of earlier versions."""
+        scheme, or `{name: pattern, layers: ..., kinds: ...}`, the spelling of earlier versions."""
         schemes = {name: identifying(kind.position) for name, kind in self.resolved_kinds.items()}
         if not self.pattern:
             return schemes["all"]
@@ -339,7 +339,7 @@ class ModelSettings(StrictSettings):
 
 def _merge_into_kinds(model: dict[str, Any], key: str, default: BaseModel) -> None:
     """Merge the model's mixer or scheme into mappings of kinds without a name, which change some of
-    its settings. It is dropped where every kind has its own then."""
+    its settings. The model's own is dropped if every kind then has one."""
     choice = model.get(key, default)
     if isinstance(choice, BaseModel):
         choice = choice.model_dump(mode="json")

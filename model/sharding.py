@@ -35,8 +35,8 @@ class ContextShard:
     """The part of every window that one rank of a context group owns.
 
     Attributes:
-        rank: of this process in the group.
-        size: N, ranks of the group.
+        rank: rank of this process in the group.
+        size: N, the number of ranks of the group.
         group: name of the process group.
         chunks_per_rank: number of chunks that each rank owns, 2·m.
         on_gloo: types of devices whose tensors are gathered with an all-to-all. With gloo in torch
@@ -72,8 +72,8 @@ class ContextShard:
         return chunks
 
     def bounds(self, length: int, chunk: int) -> tuple[int, int]:
-        """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The
-        lengths of chunks differ by at most one token.
+        """Indices of the first token of a chunk in a window of `length` tokens, and of the first
+        token of the next chunk. The lengths of chunks differ by at most one token.
 
         Raises:
             ModelError: there are fewer tokens than chunks.
@@ -97,8 +97,8 @@ class ContextShard:
 
     def gather(self, x: Tensor) -> Tensor:
         """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the
-        sum over ranks of those of its copies. On every rank, the loss must depend on the result,
-        else the others wait for its backward pass."""
+        sum of the gradients of its copies on all ranks. On every rank, the loss must depend on the
+        result, else the others wait for its backward pass."""
         return _Gather.apply(x.contiguous(), self)
 
     def gathered(self, whole: Tensor) -> list[Tensor]:
@@ -146,9 +146,9 @@ class ShardedWindow:
     """Windows whose tokens are sharded, and their positions, which every rank has in full.
 
     Attributes:
-        streamed: without gradients. A block updates hidden states in place, chunk by chunk, and
-            gathers keys into one buffer, so that a rank holds its hidden states and the keys of one
-            layer.
+        streamed: chunks are streamed, without gradients: a block updates hidden states in place,
+            chunk by chunk, and gathers keys into one buffer, so that a rank holds its hidden states
+            and the keys of one layer.
     """
 
     shard: ContextShard
@@ -188,13 +188,13 @@ class ShardedWindow:
 
     def is_local(self, settings: PositionSettings) -> bool:
         """Whether the tokens outside the reach of a query are known from their order in the window
-        alone. The sinks of packed documents are anywhere."""
+        alone. The sinks of packed documents can be anywhere."""
         is_plain = self.positions.layout == "plain"
         return settings.window is not None and (is_plain or not settings.sinks)
 
     def visible(self, index: int, settings: PositionSettings) -> TokenRanges:
-        """The tokens that any query of a chunk may attend to: sinks, and those up to the chunk's
-        last."""
+        """The tokens that any query of a chunk may attend to: sinks, and the tokens up to the
+        chunk's last."""
         start, stop = self.bounds(index)
         if settings.window is None or not self.is_local(settings):
             return [(0, stop)]
@@ -229,8 +229,8 @@ class ShardedWindow:
     def _overlapped(
         self, block: Any, chunks: list[tuple[Tensor, Any]], cache: GatheredKeys, hook: Any
     ) -> Tensor:
-        """`run` where all gathers start before the first attention, in the same order on all ranks,
-        so that those of later chunks overlap with it."""
+        """`run` in which all gathers start before the first attention, in the same order on all
+        ranks, so that those of later chunks overlap with it."""
         started = []
         for cache.turn, (part, step) in enumerate(chunks):
             own = block.mixer_input(part, step, cache)
@@ -249,7 +249,7 @@ class GatheredLayer:
     ranks.
 
     Attributes:
-        turn: of the pass, set by `ShardedWindow.run`.
+        turn: number of the pass, set by `ShardedWindow.run`.
     """
 
     def __init__(self, window: ShardedWindow):
@@ -273,7 +273,8 @@ class GatheredLayer:
             last = whole[:, new:]
             before.append(last)
         self._inputs[name] = last
-        # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
+        # Stack the inputs of all chunks, also of later ones: the backward pass of a gather must run
+        # on every rank.
         return torch.cat([torch.stack(before)[self.chunk % self.shard.size], x], dim=1)
 
     @property
@@ -310,13 +311,13 @@ class GatheredLayer:
 
 
 class GatheredKeys(GatheredLayer):
-    """Keys, values and extras of softmax attention; see `LayerCache`. Those outside of windows are
+    """Keys, values and extras of softmax attention; see `LayerCache`. Keys outside of windows are
     gathered too, and dropped at once."""
 
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window)
         self.settings = settings
-        # those visible in later passes
+        # keys and values visible in later passes
         self._kept_k: Parts = []
         self._kept_v: Parts = []
         self._extras: Tensor | None = None

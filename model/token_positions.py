@@ -1,5 +1,7 @@
-"""Order, position and document of each token. The data loader or the sampler creates them, once per
-pass."""
+"""Order, position and document of each token, as tensors that are created once per pass. In
+training, data/sampling/packing.py computes them (packing, and where positions start over at each
+document), and data/sampling/positions.py draws random positions. Decoding uses
+`TokenPositions.plain` and `TokenPositions.left_padded`."""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class TokenPositions:
         position_end: 1 + the largest position, on the host; used to size tables and check bounds.
         lengths: declared total length of each row, or one value for all rows. Used by schemes that
             depend on the sequence length.
-        unit_steps: positions increase by one from token to token of a document in all rows; in
-            ragged layout it is not read.
+        unit_steps: positions increase by one from token to token of a document in all rows; not
+            read in ragged layout.
 
     Tensors of shape (1, T) apply to all rows.
     """
@@ -51,8 +53,8 @@ class TokenPositions:
         length: int | None = None,
         device: torch.device | str = "cpu",
     ) -> TokenPositions:
-        """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` defaults to their
-        end."""
+        """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` is at least, and
+        by default, the end of these positions."""
         order = torch.arange(offset, offset + tokens, device=device)[None]
         end = offset + tokens
         return cls(
@@ -105,8 +107,8 @@ class TokenPositions:
         """Some rows of arrays, on the host.
 
         Args:
-            placed: with the attributes of this class as NumPy arrays of all rows, or of one that
-                is shared by all.
+            placed: has the attributes of this class, as NumPy arrays of all rows, or of one row
+                that applies to all.
             rows: a slice or indices.
             length: declared length of every row.
         """
@@ -134,7 +136,8 @@ class TokenPositions:
         return self.order.device
 
     def map(self, function: Callable[[Tensor], Tensor], **changes) -> TokenPositions:
-        """Apply a function to order, position and document; `changes` are of other attributes."""
+        """Apply a function to order, position and document; `changes` are new values of other
+        attributes."""
         order = function(self.order)
         # Often the same tensor; the cache joins it once then.
         position = order if self.position is self.order else function(self.position)

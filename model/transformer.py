@@ -28,8 +28,8 @@ from model.position import SCHEMES, AttentionContext, PositionalScheme
 from model.sharding import ContextShard, ShardedWindow
 from model.token_positions import TokenPositions
 
-Hooks = Sequence[AttentionHook | None]  # of each layer
-Reduction = Literal["none", "sum"]  # of the negative log-likelihood
+Hooks = Sequence[AttentionHook | None]  # one for each layer
+Reduction = Literal["none", "sum"]  # reduction of the negative log-likelihood
 
 
 def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -58,7 +58,7 @@ class TokenChunk:
     """Consecutive tokens of a pass.
 
     Attributes:
-        tables: by scheme instance; see `PositionalScheme.tables`.
+        tables: tables of each scheme instance; see `PositionalScheme.tables`.
         factors: temperature factors by layer kind, (B or 1, H or 1, T or 1).
     """
 
@@ -68,7 +68,8 @@ class TokenChunk:
 
 
 class Recordings(list):
-    """What decoding keeps between generations: see `model/decoding/static.py`. Copies are empty."""
+    """The recordings that decoding keeps between generations: see `model/decoding/static.py`.
+    Copies of this list are empty."""
 
     def __reduce__(self):
         return type(self), ()
@@ -85,8 +86,8 @@ class Transformer(nn.Module):
             continues a parent that was trained at another length.
 
     Attributes:
-        casts_residual: under autocast, the residual stream has its dtype instead of that of the
-            embedding.
+        casts_residual: under autocast, the residual stream has the autocast dtype instead of the
+            dtype of the embedding.
     """
 
     def __init__(
@@ -174,13 +175,14 @@ class Transformer(nn.Module):
         return self
 
     def train(self, mode: bool = True) -> Transformer:
-        """Set the mode. Training needs the memory of what decoding keeps."""
+        """Set the mode. Training drops the recordings of decoding, because it needs their
+        memory."""
         if mode:
             self.recordings.clear()
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
-        self.recordings.clear()  # of another device or dtype
+        self.recordings.clear()  # they are for another device or dtype
         return super()._apply(fn, recurse)
 
     def reposition(self, settings: ModelSettings) -> None:
@@ -195,7 +197,7 @@ class Transformer(nn.Module):
         if settings == self.settings:
             return
         check_override(self.settings, settings)
-        self.recordings.clear()  # those of other schemes are never used again
+        self.recordings.clear()  # recordings of other schemes are never used again
         kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
@@ -245,7 +247,8 @@ class Transformer(nn.Module):
         """An empty cache for `batch` rows of at most `capacity` tokens.
 
         Args:
-            dtype: of keys and values; None: that of the weights. States are float32 or float64.
+            dtype: dtype of keys and values; None: the dtype of the weights. States are float32 or
+                float64.
         """
         indices = {
             name: CacheIndex(capacity, kind.position.window, kind.position.sinks)
@@ -286,12 +289,12 @@ class Transformer(nn.Module):
                 None: 0, 1, 2, ... after the tokens in the cache.
             targets: (B, K) next-token ids of the last K tokens; −100 is ignored.
             cache: the preceding tokens: a cache, without gradients, or the state that training
-                carries from the window before.
+                carries from the previous window.
             keep: compute outputs for the last K of these tokens only (default: all). 0 only fills
                 the cache.
             hooks: one attention hook per layer, for diagnostics; None for layers without.
-            reduction: of the negative log-likelihood. With "sum", training needs no memory for the
-                logits of all tokens.
+            reduction: reduction of the negative log-likelihood. With "sum", training needs no
+                memory for the logits of all tokens.
             z_loss: coefficient of the z-loss; see `summed_nll`. With reduction "sum" only.
             shard: tokens and targets are this part of windows that the ranks of a group share. All
                 ranks of the group must call the model, and its backward pass, alike. In evaluation
@@ -424,14 +427,14 @@ class Transformer(nn.Module):
         tokens.
 
         Args:
-            passes_of: the passes of a scheme instance, by its name and whether they are those of
-                the last layer.
+            passes_of: returns the passes of a scheme instance, from its name and whether they are
+                for the last layer.
         """
         if self.casts_residual:
             x = x.to(product_dtype(x))
         last = len(self.layers) - 1
         if cache is None or isinstance(cache, ShardedWindow):
-            layer_caches = [cache] * len(self.layers)  # all layers know a sharded window
+            layer_caches = [cache] * len(self.layers)  # all layers receive the sharded window
         else:
             layer_caches = cache.layers
         for i, block in enumerate(self.layers):
@@ -508,7 +511,7 @@ class Transformer(nn.Module):
             keys: positions of the keys by layer kind.
             queries: the last tokens of the chunk; None: all of them.
             sequence: see `AttentionContext`.
-            names: of the scheme instances; None: all.
+            names: names of the scheme instances; None: all.
         """
         passes = {}
         is_isolated = self.training and any(block.is_isolated for block in self.layers)

@@ -27,7 +27,7 @@ from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype
 # The name of this module: an exported copy of this file must not register its operators under the
 # same names, as that would undo the first registration.
 NAMESPACE = re.sub(r"\W", "_", __name__)
-TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into a cache of 1 MiB
+TILE = 128, 256  # queries and keys of a tile; the weights of 8 heads fit into a cache of 1 MiB
 
 
 def biased_attend(
@@ -37,7 +37,7 @@ def biased_attend(
     mask: AttentionMask,
     scale: float,
 ) -> Tensor:
-    """(B, H, T, E) in the dtype of v."""
+    """The output (B, H, T, E) in the dtype of v."""
     return biased_attention(q, k, v, mask.by_distance(), mask.forms.key_sums, scale)[0]
 
 
@@ -85,8 +85,8 @@ def _fake_biased_attention(q, k, v, table, sums, scale):
 
 
 def distance_tile(table: Tensor, origin: int, queries: int, keys: int) -> Tensor:
-    """(1, H or 1, queries, keys), a view of the table, whose entry `origin` is that of the last
-    query and the first key: with reversed queries i', the entry of pair (i', j) is i' + j later."""
+    """(1, H or 1, queries, keys), a view of the table. Its entry `origin` is for the last query and
+    the first key; with reversed queries i', the entry of pair (i', j) is `origin` + i' + j."""
     return table.as_strided(
         (1, len(table), queries, keys),
         (0, table.stride(0), 1, 1),
@@ -98,7 +98,7 @@ class _Bias:
     """The bias of tiles: queries stop − 1, ..., start in reverse order, keys low, ..., high − 1.
 
     Attributes:
-        table: in float32 or float64.
+        table: the bias by distance, in float32 or float64.
         whole, rest: integer and fractional parts of the sums, if there are sums: their differences
             are exact to 1e-7 in float32.
         offset: index of the first query's own key.
@@ -128,7 +128,7 @@ class _Bias:
         return self.queries - stop + low
 
     def tile(self, start: int, stop: int, low: int, high: int) -> Tensor:
-        """(B or 1, H, t, s); without sums a view of the table."""
+        """The bias of a tile, (B or 1, H, t, s); without sums a view of the table."""
         origin = int(self.table.storage_offset()) + self.origin(stop, low)
         bias = distance_tile(self.table, origin, stop - start, high - low)
         bias = bias.expand(-1, self.heads, -1, -1)
@@ -155,8 +155,8 @@ def biased_attention_backward(
     scale: float,
     with_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, table and sums. That of the table is 0 without `with_table`; that of
-    sums is empty without sums."""
+    """Gradients of q, k, v, table and sums. The table's gradient is 0 without `with_table`; the
+    gradient of sums is empty without sums."""
     dtype = mask_dtype(q)
     bias = _Bias(q, k, table, sums)
     grad = grad.to(dtype)

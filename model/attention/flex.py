@@ -1,13 +1,13 @@
 """FlexAttention: any mask and bias on a GPU, as one compiled kernel; views are merged by
-log-sum-exp. Learned biases by distance, and FIRE's, get their gradients in a pass of their own.
+log-sum-exp. Learned biases by distance, and FIRE's bias, get their gradients in a separate pass.
 
 FlexAttention adds each pair's gradient to the indexed entry of a table; millions of additions to a
 few thousand entries wait for each other. Here such a bias is detached in the kernel.
 `LogitGradients` recomputes the weights of one diagonal of blocks after the other from the
 log-sum-exp: all of its blocks have the same distances, so `table_gradient` adds their gradients
 into one block, whose diagonals are summed. There are no atomic additions: the result is
-deterministic. Memory is bounded, and the host waits for nothing. torch.compile treats it as a
-single operation.
+deterministic. Memory is bounded, and the host never waits. torch.compile treats it as a single
+operation.
 """
 
 import math
@@ -31,8 +31,8 @@ from model.attention.mask import AttentionMask, AttentionView, Normalizer, mask_
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
 
 
-# Graphs of one function, for every mask and bias that a process uses. Past the limit torch.compile
-# raises: eager FlexAttention and its block mask would take O(T²) memory.
+# Maximum number of graphs of one function, one for every mask and bias that a process uses. Beyond
+# it torch.compile raises: eager FlexAttention and its block mask would take O(T²) memory.
 RECOMPILE_LIMIT = 64
 
 
@@ -66,8 +66,8 @@ def flex_attend(
     scale: float,
     normalizer: Normalizer,
 ) -> Tensor:
-    """Each view through FlexAttention, merged by log-sum-exp. Learned biases with a pass of their
-    own get their gradients there."""
+    """Each view through FlexAttention, merged by log-sum-exp. Learned biases with a separate
+    gradient pass get their gradients there."""
     sink = normalizer.sink
     learned = [view for view in views if gradient_pass(view.mask) is not None]
     is_single = len(views) == 1 and sink is None
@@ -111,8 +111,8 @@ def add_table_gradient(
 
 
 def merge_outputs(outputs: list[Tensor], logs: Tensor) -> Tensor:
-    """(B, H, T, D) of the outputs of views, from the log-sum-exps of their logits and of the sink
-    (views or views + 1, B, H, T, 1)."""
+    """Merge the outputs of views into one, (B, H, T, D), by the log-sum-exps (views or views + 1,
+    B, H, T, 1) of their logits and of the sink."""
     weights = logs.softmax(0)
     # For a query without visible keys in a view, the lse is −inf and the output is undefined.
     parts = [
@@ -128,7 +128,8 @@ def flex_view(
     scale: float,
     aux: AuxRequest | None,
 ) -> Any:
-    """(B, H, T, D); with `aux`, a tuple with the requested auxiliary outputs."""
+    """The output (B, H, T, D) of one view; with `aux`, a tuple with the requested auxiliary
+    outputs."""
     q = view.q.to(v.dtype)
     k = view.k.to(v.dtype)
     mask = view.mask
@@ -170,7 +171,7 @@ def block_mask(mask: AttentionMask) -> BlockMask:
 
 
 BLOCK = 256  # queries and keys of a block
-PAIRS_AT_ONCE = 1 << 27  # B·H·m·b² of scores in float32
+PAIRS_AT_ONCE = 1 << 27  # B·H·m·b² scores in float32
 
 
 @torch.library.custom_op(f"{NAMESPACE}::with_table_gradient", mutates_args=())
@@ -202,8 +203,8 @@ class DiagonalPart(NamedTuple):
     """Blocks on one diagonal.
 
     Attributes:
-        back_by: by how many blocks the keys precede their queries.
-        queries, keys: their blocks, the last block first.
+        back_by: number of blocks by which the keys precede their queries.
+        queries, keys: ranges of blocks of queries and of keys, the last block first.
     """
 
     back_by: int
@@ -215,9 +216,9 @@ class LogitGradients:
     """Gradients of the logits of one view, for one diagonal of blocks of queries and keys after the
     other, from the gradient of the output (B, H, T, E).
 
-    Blocks and the queries in a block are reversed: entries of one distance have one sum of indices.
-    Vectors by distance are (·, L): entry e is for distance `farthest` − e. Masked pairs have
-    distances below 0 or from `window` on.
+    Blocks and the queries in a block are reversed, so that entries of equal distance have equal
+    sums of indices. Vectors by distance are (·, L): entry e is for distance `farthest` − e. Masked
+    pairs have distances below 0 or from `window` on.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class LogitGradients:
         dtype = mask_dtype(q)
         self.groups = k.shape[1]
         before = k.shape[2] - q.shape[2]
-        front = -before % BLOCK  # keys in front of the first, so that blocks of queries are keys'
+        front = -before % BLOCK  # padding before the first key: aligns blocks of queries and keys
         self.back = -q.shape[2] % BLOCK
 
         def of_keys(x: Tensor) -> Tensor:
@@ -274,11 +275,11 @@ class LogitGradients:
         return blocks.unflatten(1, (self.groups, -1)).permute(3, 0, 1, 2, 4, 5).flatten(3, 4)
 
     def by_distance(self, table: Tensor) -> Tensor:
-        """(·, N) by increasing distance from 0 → (·, L)."""
+        """Vectors (·, N) by increasing distance from 0 → vectors by distance (·, L)."""
         return table.to(self.scale.dtype)[:, self.distances.clamp(0, table.shape[1] - 1)]
 
     def of_distances(self, x: Tensor, count: int) -> Tensor:
-        """(·, L) → (·, count) by increasing distance from 0."""
+        """Vectors by distance (·, L) → vectors (·, count) by increasing distance from 0."""
         x = x.flip(1)[:, BLOCK - 1 :]
         return F.pad(x, (0, count - x.shape[1]))
 
@@ -297,19 +298,20 @@ class LogitGradients:
         return (len(self.k) - 1 - part.back_by) * BLOCK
 
     def tile(self, x: Tensor, part: DiagonalPart) -> Tensor:
-        """(·, L) by distance → (1, ·, b, b) of the pairs of a block."""
+        """Vectors by distance (·, L) → the entries (1, ·, b, b) of the pairs of a block."""
         return distance_tile(x, self._origin(part), BLOCK, BLOCK)
 
     def add_diagonals(
         self, x: Tensor, tile: Tensor, part: DiagonalPart, buffers: dict[torch.Size, Tensor]
     ) -> None:
-        """Add the entries of tile (·, b, b) to those of their distances in x (·, L)."""
+        """Add the entries of tile (·, b, b) to the entries of the same distances in x (·, L)."""
         sums = sum_diagonals(tile, buffers)
         origin = self._origin(part)
         x[:, origin : origin + sums.shape[1]].add_(sums)  # += would copy the result to itself
 
     def of(self, part: DiagonalPart, bias: Tensor, by_block: bool = False) -> Tensor:
-        """(H, b, b), the sums over rows and blocks, or (m, H, b, b) `by_block`.
+        """Gradients of the logits of one diagonal: (H, b, b), summed over rows and blocks, or (m,
+        H, b, b) `by_block`.
 
         Args:
             bias: (1 or m, H, b, b), −inf if masked.
@@ -342,7 +344,7 @@ def table_gradient(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """(H, N), from the gradient of the output (B, H, T, E)."""
+    """The gradient (H, N) of the table, from the gradient of the output (B, H, T, E)."""
     logits = LogitGradients(grad, out, log, q, k, v, document, scale, window)
     bias = logits.by_distance(table).masked_fill(logits.hidden, -math.inf)
     of_bias = torch.zeros_like(bias)
@@ -369,7 +371,7 @@ def _tile(
     k_documents: Tensor,
     by_block: bool,
 ) -> Tensor:
-    """`LogitGradients.of`.
+    """See `LogitGradients.of`.
 
     Args:
         scores, slopes: (m, B, G, H / G · b, b) q·k, and gradients of the weights.

@@ -1,21 +1,26 @@
 """Attention kernels: softmax(q·k·scale + bias) v, or entmax, over the pairs of an attention mask.
 
-`attend` chooses one of three kernels:
+`attend` chooses a kernel by device, mask and bias.
 
-- ``sdpa``: PyTorch's fused kernel for plain causal attention, and ``blocks``, the same kernel with
-  an additive mask by blocks of queries, and ``merged``, several views of them, on a CPU without
-  gradients;
-- ``flex`` (`flex.py`): FlexAttention, on GPUs, for all other masks and biases with head_dim of at
-  least 16 and more than one query;
-- ``explicit``: blocks of queries with materialized scores, for other views on a CPU, sink logits,
-  entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
+With PyTorch's fused kernel:
 
-or one of their faster forms: ``single`` (one query per row), ``biased`` (`biased.py`; gradients of
-learned biases by distance and differences of sums, on a CPU) and ``columns`` (training with
-differences of sums in bfloat16, on a GPU).
+- ``sdpa``: plain causal attention;
+- ``columns``: training with differences of sums in bfloat16, on a GPU;
+- ``blocks``: an additive mask, by blocks of queries, on a CPU;
+- ``biased`` (`biased.py`): gradients of learned biases by distance, and differences of sums, on a
+  CPU;
+- ``merged``: several views, on a CPU without gradients.
 
-``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
-with it.
+With FlexAttention (`flex.py`):
+
+- ``flex``: all other masks and biases on GPUs, for head_dim ≥ 16 and more than one query.
+
+With materialized scores:
+
+- ``single``: one query per row;
+- ``explicit``: blocks of queries, for all other views, sink logits on a CPU, entmax, and weights
+  other than those of q·k + bias (`AttentionView.weights_fn`);
+- ``dense``: all scores at once. Tests compare the other kernels with it.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries, S keys.
 """
@@ -92,7 +97,7 @@ def explicit_attend(
     scale: float,
     normalizer: Normalizer,
 ) -> Tensor:
-    """(B, H, T, D), with scores in float32 or float64."""
+    """The output (B, H, T, D), with scores in float32 or float64."""
     mask = views[0].mask
 
     def block(start: int, stop: int) -> Tensor:
@@ -182,7 +187,7 @@ def single_attend(
     mask: AttentionMask,
     scale: float,
 ) -> Tensor:
-    """(B, H, 1, D) of the last query of each row."""
+    """The output (B, H, 1, D) of the last query of each row."""
     batch, heads = q.shape[:2]
     groups = k.shape[1]
     rows = batch * groups
@@ -211,7 +216,8 @@ def causal_attend(
     mask: AttentionMask,
     scale: float,
 ) -> Tensor:
-    """(B, H, T, D) of a mask that is causal only, for all T = S queries or the last one."""
+    """The output (B, H, T, D) for a mask that is causal only, of all T = S queries or of the last
+    one."""
     is_wide = q.shape[-1] != v.shape[-1] and q.device.type == "cpu"
     if is_wide and mask.queries > QUERY_BLOCK and not torch.is_grad_enabled():
         # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S
@@ -236,7 +242,8 @@ def columns_attend(
     mask: AttentionMask,
     scale: float,
 ) -> Tensor:
-    """(B, H, T, D) of plain causal attention for T = S, with a bias c_i − c_j in `with_columns`."""
+    """The output (B, H, T, D) of plain causal attention for T = S, with the bias c_i − c_j of
+    `with_columns`."""
     sums = mask.forms.key_sums
     assert sums is not None
     q, k = with_columns(q, k, sums / scale)
@@ -246,8 +253,8 @@ def columns_attend(
     return causal_attend(q, k, v, mask, scale)[..., :features]
 
 
-MOST_FEATURES = 192  # of a head, for which all GPUs have a fused backward pass
-PARTS = 3  # numbers in bfloat16 whose sum has the digits of float32
+MOST_FEATURES = 192  # largest head_dim for which all GPUs have a fused backward pass
+PARTS = 3  # number of bfloat16 terms whose sum has the digits of float32
 
 
 def column_count(heads: int, groups: int) -> int:
@@ -273,9 +280,9 @@ def with_columns(q: Tensor, k: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     column c_i is rounded: a term of the query alone cancels in the softmax, but keeps the
     log-sum-exp small. Heads that share keys have a 1 in columns of their own.
 
-    The gradient of a key's c is that of its first column, rounded to `k.dtype`. That of c_i, which
-    is 0 but for rounding, is kept: a gate, whose gradient is a sum over many c, gets the difference
-    of two sums with the same errors.
+    The gradient of a key's c is that of its first column, rounded to `k.dtype`. The gradient of
+    c_i, which is 0 except for rounding, is kept: a gate, whose gradient is a sum over many c, gets
+    the difference of two sums with the same errors.
     """
     heads = q.shape[1]
     groups = k.shape[1]
@@ -303,7 +310,7 @@ def blocks_attend(
     mask: AttentionMask,
     scale: float,
 ) -> Tensor:
-    """(B, H, T, D) by blocks of queries, each with only its visible keys."""
+    """The output (B, H, T, D), by blocks of queries, each with only its visible keys."""
 
     def by_distance(start: int, stop: int) -> Tensor:
         low, high = mask.band_of(start, stop)
@@ -338,8 +345,8 @@ def merged_attend(
     scale: float,
     normalizer: Normalizer,
 ) -> Tensor:
-    """(B, H, T, D) of a softmax over several views on a CPU, without gradients, merged by
-    log-sum-exp."""
+    """The output (B, H, T, D) of a softmax over several views on a CPU, without gradients, merged
+    by log-sum-exp."""
     mask = views[0].mask
 
     def block(start: int, stop: int) -> Tensor:
@@ -357,7 +364,7 @@ def merged_attend(
                 scale=scale,
             )
             outputs.append(out)
-            # That of queries without a key in this view is undefined.
+            # The log-sum-exp of queries without a key in this view is undefined.
             has_keys = (bias > -math.inf).any(-1)
             logs.append(log.masked_fill(~has_keys, -math.inf)[..., None])
         return merge_outputs(outputs, torch.stack(logs)).to(v.dtype)
@@ -377,7 +384,7 @@ def _masked(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-# Kernels of one view whose weights are the softmax over its keys alone.
+# Kernels for a single view whose weights are the softmax over its keys alone.
 PLAIN_KERNELS = {
     "single": single_attend,
     "sdpa": causal_attend,
@@ -408,8 +415,8 @@ def attend(
         views: at most one view may allow each query-key pair.
         v: (B, G, S, D) values.
         scale: factor on q·k, applied before the bias.
-        kernel: one that supports the views; ``auto`` chooses by device, mask and bias.
-        normalizer: weights of the logits of a query.
+        kernel: name of a kernel that supports the views; ``auto`` chooses by device, mask and bias.
+        normalizer: maps the logits of a query to weights.
 
     Returns:
         (B, H, T, D) in the dtype of `v`.
@@ -450,8 +457,8 @@ def choose(
     if is_one_view and has_single and mask.queries == 1:
         return "single"
     if is_one_view and is_causal:
-        # On a GPU, grouped queries in float32, or with keys wider than values, store all T × S
-        # scores.
+        # On a GPU, the fused kernel stores all T × S scores for grouped queries in float32, or with
+        # keys wider than values.
         is_grouped = q.shape[1] != v.shape[1]
         stores_scores = is_grouped and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
         return "flex" if stores_scores and has_flex else "sdpa"

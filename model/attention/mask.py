@@ -22,7 +22,7 @@ class Normalizer:
     """A function from logits (B, H, t, s), −inf where masked, to weights.
 
     Attributes:
-        sink: (H,) logits of an extra key without a value, as in gpt-oss; None: there is none.
+        sink: (H,) logits of an extra key without a value, as in gpt-oss; None: no such key.
         is_sparse: entmax instead of softmax.
     """
 
@@ -51,7 +51,7 @@ class Entmax(torch.autograd.Function):
     """Entmax with α = 1.5: weights max(z/2 − τ, 0)² of logits z, with τ such that they sum to 1.
 
     Peters, Niculae and Martins 2019 (arXiv:1905.05702), algorithm 2: τ follows from the mean and
-    variance of the largest logits, of which there are as many as nonzero weights.
+    variance of the k largest logits, if k weights are nonzero.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ class Entmax(torch.autograd.Function):
         largest = halves.sort(dim=-1, descending=True).values
         count = torch.ones_like(logits[..., :1, :]).cumsum(-1)
         mean = largest.cumsum(-1) / count
-        squares = largest.square().cumsum(-1) - count * mean.square()  # of the deviations
+        squares = largest.square().cumsum(-1) - count * mean.square()  # squared deviations
         variance = (1 - squares) / count
         thresholds = mean - variance.clamp(min=0).sqrt()
         positive = (thresholds <= largest).sum(-1, keepdim=True)
@@ -131,16 +131,16 @@ def joined(parts: list[Tensor], dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class BiasForms:
-    """Forms of an elementwise bias that kernels evaluate faster, where it has them.
+    """Forms of an elementwise bias that kernels evaluate faster, if it has them.
 
     Attributes:
         distance: the bias as a function of distance alone.
-        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the
-            key.
-        make_table: returns (H, N) the bias at whole distances, in the dtype of the parameters; for
+        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c_i − c_j for query i and
+            key j.
+        make_table: returns the bias (H, N) at whole distances, in the dtype of the parameters; for
             functions that are learned or expensive. Called once per pass on a GPU.
         make_flex: returns the bias as FlexAttention evaluates it; called once per pass, outside the
-            kernel, where tables can be computed. Where the kernel indexes captured tensors that
+            kernel, where tables can be computed. If the kernel indexes captured tensors that
             require gradients, the backward pass adds each pair's gradient to the indexed entry;
             additions to the same entry wait for each other.
         add_gradient: maps the output (B, H, T, E) of attention, the log-sum-exp (B, H, T) of each
@@ -164,14 +164,14 @@ class AttentionMask:
     Attributes:
         mask_mod, bias: elementwise over indices.
         separation: elementwise over (row, query, key): query position − key position.
-        is_plain: plain layout. Visible keys are in a band known on the host: query i attends to no
-            keys j but those with 0 ≤ i + keys − queries − j < window, and the first `sinks`.
+        is_plain: plain layout. Visible keys are in a band known on the host: query i attends only
+            to keys j with 0 ≤ i + keys − queries − j < window, and to the first `sinks` keys.
         is_band: the mask equals the band.
-        window, sinks: of the band; there are sinks with a window only.
+        window, sinks: window of the band, and number of sinks, which require a window.
         forms: other forms of the bias.
         unit_steps: positions increase by one from key to key of a document, so distances follow
             from indices.
-        document: (B or 1, S) of the keys.
+        document: (B or 1, S) documents of the keys.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
         mask_rows: number of distinct rows of the mask alone.
     """
@@ -226,8 +226,8 @@ class AttentionMask:
 
     @property
     def has_biased_kernel(self) -> bool:
-        """Whether `model/attention/biased.py` evaluates the bias: differences of sums, and with
-        gradients learned functions of distance."""
+        """Whether `model/attention/biased.py` evaluates the bias: differences of sums and, if
+        gradients are needed, learned functions of distance."""
         if self.forms.key_sums is not None:
             return self.is_exact_band
         return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
@@ -285,7 +285,7 @@ class AttentionMask:
 
     @property
     def has_flex_bias(self) -> bool:
-        """Whether FlexAttention evaluates the bias in a form of its own."""
+        """Whether the bias has a form of its own for FlexAttention."""
         return self.forms.make_flex is not None
 
     def flex_bias(self) -> BiasFunction | None:
@@ -311,7 +311,7 @@ class AttentionMask:
         (B·groups, H / groups, s); computed once per pass.
 
         Args:
-            keys: `keys_of` all queries.
+            keys: result of `keys_of` for all queries.
         """
 
         def compute() -> tuple[Tensor, ...]:
@@ -432,7 +432,7 @@ class QueryBlock:
     @property
     def additive(self) -> Tensor:
         """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than
-        `masked_fill`, of which the backward pass writes all pairs."""
+        `masked_fill`, whose backward pass writes all pairs."""
         return self.mask.additive(self.start, self.stop, self.keys, self.q.dtype)
 
     @property

@@ -1,9 +1,13 @@
 """Decoding: passes of one token per row after a prompt.
 
-`make_decoder` chooses one of three decoders, functions from tokens to logits: of passes that are
-planned together (`planned.py`, small models on a CPU), of passes that are the same operations
-(`static.py`, recorded as a CUDA graph on a GPU), or of any passes, with keys in a growing cache.
-All compute with the packed blocks of `packed.py`.
+`make_decoder` chooses one of three decoders, which map tokens to logits:
+
+- `PlannedDecoder` (`planned.py`): plans several passes together, for small models on a CPU;
+- `StaticDecoder` (`static.py`): repeats the same operations in every pass, recorded as a CUDA graph
+  on a GPU;
+- `GrowingDecoder`: any passes, with keys in a growing cache.
+
+All of them compute with the packed blocks of `packed.py`.
 """
 
 from collections.abc import Callable
@@ -33,13 +37,13 @@ def make_decoder(
 
     Args:
         model: a model in evaluation mode. See `pack`.
-        cache: of the preceding tokens, which only the decoder may use from now on.
-        positions: of the tokens of all passes; `position_end` is that of the last.
-        static: use a static cache where passes are the same operations; None: on a GPU.
+        cache: cache of the preceding tokens, which only the decoder may use from now on.
+        positions: positions of the tokens of all passes; `position_end` is that of the last pass.
+        static: use a static cache if all passes are the same operations; None: only on a GPU.
         is_compiled: compile the passes of a static cache.
     """
     device = model.embed.weight.device.type
-    # of FSDP2; shards outside the blocks stay whole between passes
+    # sharded by FSDP2; weights outside the blocks stay gathered between passes
     is_sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
     if torch.is_autocast_enabled(device) or not positions.count or is_sharded:
         return GrowingDecoder(model, cache, positions)
@@ -61,7 +65,8 @@ class GrowingDecoder:
     """Passes that append their keys to a growing cache.
 
     Args:
-        packed: None for models whose weights cannot be joined: sharded ones, and under autocast.
+        packed: the packed model; None if weights cannot be joined: in sharded models, and under
+            autocast.
     """
 
     def __init__(

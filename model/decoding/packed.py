@@ -32,7 +32,7 @@ def is_transposed(weight: Tensor) -> bool:
 
 
 def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
-    """The weights of linear layers with the same input as one matrix (in, Σ out): that of
+    """The weights of linear layers with the same input as one matrix (in, Σ out): the matrix of
     `store_joined`, or a copy. Its rows are contiguous on a CPU; elsewhere its columns are."""
     stored = _stored_matrix(linears)
     if stored is not None:
@@ -44,11 +44,12 @@ def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
 
 
 def store_joined(linears: Sequence[nn.Linear]) -> None:
-    """Store the weights in the matrix of `joined_weight`, of which the layers' own become views.
+    """Store the weights in the matrix of `joined_weight`; the layers' own weights become views of
+    it.
 
     The layers keep their Parameter objects, whose values and shapes do not change, so there is no
-    second copy, and weights loaded in place later are those of the matrix too. Weights that are
-    stored so already keep their matrix, which models with the same parameters then share.
+    second copy, and loading weights in place later changes the matrix too. Weights that are already
+    stored in such a matrix keep it, so models with the same parameters share it.
     """
     if _stored_matrix(linears) is not None:
         return
@@ -78,8 +79,8 @@ def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
 
 
 def joined_layers(block: Block) -> list[list[nn.Linear]]:
-    """The linear layers of a block with softmax attention, by input: of q, k and v, of the output,
-    of gate and up, of down, and of the gate of attention if it has one."""
+    """The linear layers of a block with softmax attention, grouped by input: q, k and v; the
+    output; gate and up; down; and the gate of attention, if it has one."""
     attention = block.mixer
     mlp = block.mlp
     groups = [
@@ -105,7 +106,7 @@ class JoinedLinear:
             self.bias = torch.cat(biases)
 
     def refresh(self) -> None:
-        """Copy the layers' present weights, where this has copies."""
+        """Copy the layers' current weights, if this has copies."""
         present = JoinedLinear(self._linears)
         if _stored_matrix(self._linears) is None:
             self.weight.copy_(present.weight)
@@ -167,8 +168,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class PackedBlock:
-    """A block with softmax attention in passes of one token per row. It uses the block's weights
-    where `store_joined` has stored them, else copies."""
+    """A block with softmax attention in passes of one token per row. It uses the block's weights if
+    `store_joined` has stored them, otherwise copies."""
 
     def __init__(self, block: Block):
         attention = block.mixer
@@ -255,7 +256,7 @@ class PackedModel:
     """A model in passes of one token per row.
 
     Args:
-        blocks: those of another instance; None: new ones.
+        blocks: blocks of another instance; None: new blocks.
     """
 
     def __init__(self, model: Transformer, blocks: list[Layer] | None = None):

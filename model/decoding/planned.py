@@ -22,10 +22,10 @@ CHUNK = 32  # passes that are planned together
 
 
 class PlannedLayer:
-    """Attention of one layer in the passes of a chunk, each of which it is called for once.
+    """Attention of one layer in the passes of a chunk; it is called once for each pass.
 
     A plan that `supports` accepts maps queries and keys linearly, alike in all rows and heads, so a
-    matrix for each token replaces its operations.
+    matrix for each token replaces the operations of the plan.
     """
 
     def __init__(self, attention: Attention, step: AttentionPass, layer_cache: LayerCache):
@@ -37,7 +37,7 @@ class PlannedLayer:
         # zeros: they are masked, but NaN times a weight of 0 would still be NaN
         empty = torch.zeros(context.batch, groups, count, features, dtype=layer_cache.dtype)
         k, v = layer_cache.append(empty, empty)
-        # of each token, (B, G, D)
+        # one for each token, (B, G, D)
         self._new_keys = k[:, :, -count:].unbind(2)
         self._new_values = v[:, :, -count:].unbind(2)
         self._keys = k.view(context.batch * groups, -1, features).mT
@@ -48,7 +48,7 @@ class PlannedLayer:
         plan = step.plan.bind(q, None)
         (view,) = plan.read(q, plan.write(k))
         self._is_mapped = not (torch.equal(view.q, q) and torch.equal(view.k, k))
-        # of each token, (D, D)
+        # one for each token, (D, D)
         self._query_maps = view.q[:, 0].unbind(1)
         self._key_maps = view.k[:, 0].unbind(1)
         self._masks = view.mask.by_query(slice(0, view.mask.keys), groups, empty.dtype)
@@ -104,8 +104,8 @@ class PlannedDecoder:
         self.cache = cache
         self.positions = positions
         self._layers: list[PlannedLayer] = []
-        self._start = 0  # the next chunk
-        self._left = 0  # passes of the chunk
+        self._start = 0  # first pass of the next chunk
+        self._left = 0  # remaining passes of the current chunk
 
     @staticmethod
     def supports(

@@ -33,8 +33,8 @@ from model.transformer import TokenChunk, Transformer
 BUCKET = 256  # slots are rounded up to a multiple of this, or of an eighth to a sixteenth of them
 EMPTY = -2  # document of a slot without a key; −1 is padding
 LEAST_PASSES = 4  # recording costs as much as three passes
-KEPT_BYTES = 1 << 30  # of recordings that no decoder uses
-GRAPH_BYTES = 1 << 26  # of a recording's graph, of which cuBLAS's workspace is 32 MiB on an H100
+KEPT_BYTES = 1 << 30  # of all recordings that are kept but not used by a decoder
+GRAPH_BYTES = 1 << 26  # memory of a graph, including cuBLAS's workspace of 32 MiB on an H100
 
 
 def rounded(count: int) -> int:
@@ -46,15 +46,15 @@ def rounded(count: int) -> int:
 class StaticIndex:
     """Positions of the keys of one layer kind in slots that never move, and the slot of each pass.
 
-    The slots are those of `source`, one for each pass, and empty ones. With a window, the passes
-    write to as many slots in turn, after those of the first `sinks` passes.
+    There are the slots of `source`, one slot for each pass, and empty slots. With a window, the
+    passes after the first `sinks` ones write to `window` slots in turn.
 
     Args:
-        size: slots without a window, at least as many as keys and passes.
+        size: number of slots without a window, at least the number of keys and passes.
 
     Attributes:
         slot: (1,) slot of the current pass.
-        positions: of the keys in all slots.
+        positions: positions of the keys in all slots.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StaticIndex:
         if window is not None:
             sinks = source.sinks
             at = torch.where(at < sinks, at, sinks + (at - sinks) % window)
-            # as many as `CacheIndex` keeps, so that the length of the prompt does not matter
+            # as many slots as `CacheIndex` keeps, so that the length of the prompt does not matter
             most = max(filled, 2 * window + sinks)
             self.slots = min(size, rounded(most + sinks + window))
         self._slot_of = filled + at
@@ -95,7 +95,7 @@ class StaticIndex:
         return [self.slot, self._slot_of, *tensors_of(self.positions)]
 
     def write(self, at: Tensor, new: TokenPositions) -> TokenPositions:
-        """Store the position of the pass `at` (1,); returns those of all slots."""
+        """Store the position of the pass `at` (1,); returns the positions of all slots."""
         self.slot.copy_(self._slot_of.index_select(0, at))
         self.positions.order.index_copy_(1, self.slot, new.order)
         self.positions.position.index_copy_(1, self.slot, new.position)
@@ -130,12 +130,12 @@ class StaticLayerCache(LayerCache):
 
 
 class StaticCache:
-    """A cache of passes of one token.
+    """A cache for passes of one token.
 
     Args:
         source: the cache of the prompt.
-        indices: by layer kind.
-        layer_kinds: of each layer.
+        indices: index of each layer kind.
+        layer_kinds: kind of each layer.
 
     Attributes:
         at: (1,) index of the current pass.
@@ -166,11 +166,12 @@ class StaticCache:
 
 @dataclass(frozen=True)
 class PassInputs:
-    """What the passes of a static cache read besides tokens and keys.
+    """The inputs of the passes of a static cache, besides tokens and keys.
 
     Attributes:
-        positions: of the tokens of all passes.
-        tables: by scheme instance, each with whether it is indexed by pass along dimension 1.
+        positions: positions of the tokens of all passes.
+        tables: tables of each scheme instance, each with whether its dimension 1 is indexed by
+            pass.
         factors: temperature factors by layer kind, (B or 1, H or 1, passes or 1), or None.
     """
 
@@ -248,14 +249,14 @@ def tensors_of(positions: TokenPositions) -> list[Tensor]:
 
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: libraries keep a workspace for each stream that they have been used
-    on, and torch.cuda.graph's own stream is one of the device that recorded first."""
+    """One stream for all recordings: libraries keep a workspace for each stream on which they were
+    used, and torch.cuda.graph's own stream belongs to the device that recorded first."""
     return torch.cuda.Stream(device)
 
 
 class CudaGraph:
     """A function of one tensor recorded as a CUDA graph. It runs twice before the recording, which
-    compiles it and initializes libraries. What it reads must stay at its address."""
+    compiles it and initializes libraries. Tensors that it reads must stay at their addresses."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
         self._input = x.clone()
@@ -287,7 +288,7 @@ class CudaGraph:
 
 
 def recorded(function: Callable[[Tensor], Tensor], x: Tensor) -> CudaGraph | None:
-    """The graph of a function of x, which it calls; None on a CPU."""
+    """The CUDA graph of a function of x, which is called for the recording; None on a CPU."""
     return CudaGraph(function, x) if x.device.type == "cuda" else None
 
 
@@ -344,14 +345,14 @@ def compiled(function: FunctionType) -> Callable:
 
 @dataclass(eq=False)
 class Recording:
-    """What a model keeps of its passes for later generations. It has no reference to the model.
+    """Recorded passes that a model keeps for later generations. It has no reference to the model.
 
     Attributes:
-        key: what its graph depends on; equal for generations that can use it.
+        key: everything that the graph depends on; equal for generations that can use it.
         blocks: see `PackedModel`.
-        compiled: `_begin`, `_layer` and `_end`; None: the blocks run as they are.
-        graph: None on a CPU.
-        user: the decoder that used it last.
+        compiled: compiled `_begin`, `_layer` and `_end`; None: the blocks run as they are.
+        graph: the CUDA graph; None on a CPU.
+        user: returns the decoder that used the recording last.
     """
 
     key: tuple
@@ -364,13 +365,13 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """An estimate."""
+        """Estimated memory in bytes."""
         return GRAPH_BYTES + sum(x.nbytes for layer in self.cache.layers for x in layer.tensors)
 
 
 def remaining(recordings: Iterable[Recording]) -> list[Recording]:
-    """The recordings, last used first, that stay beside a new one: those in use, and others of at
-    most KEPT_BYTES."""
+    """The recordings, last used first, that are kept beside a new one: all that are in use, and
+    others of at most KEPT_BYTES in total."""
     room = KEPT_BYTES
     kept = []
     for recording in recordings:
@@ -385,7 +386,7 @@ def remaining(recordings: Iterable[Recording]) -> list[Recording]:
 class StaticDecoder:
     """Passes with a static cache, each a replay of one CUDA graph. On a CPU they run one by one.
 
-    Equal inputs and weights of `Recording` are found by their shapes and addresses; weights may
+    A `Recording` is found by the shapes of its inputs and the addresses of the weights; weights may
     change in place between generations.
 
     Args:
@@ -427,7 +428,7 @@ class StaticDecoder:
         }
         new = [*inputs.tensors, *(x for index in indices.values() for x in index.tensors)]
         key = (
-            model.position,  # of `reposition`
+            model.position,  # which `reposition` replaces
             [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in model.parameters()],
             [layer.shapes() for layer in source.layers],
             [(x.shape, x.dtype) for x in new],

@@ -20,8 +20,9 @@ from settings.fields import setting
 
 
 class LatentMixer(MixerSettings):
-    """Latent attention. Each head compares an unrotated part of its own and a slice of `head_dim`
-    features, whose keys all heads share; positional schemes act on the slice."""
+    """Latent attention. The queries and keys of each head have an unrotated part of their own, and
+    a slice of `head_dim` features, whose keys all heads share; positional schemes act on the
+    slice."""
 
     name: Literal["latent"] = "latent"
     rank: int = setting(64, "features of the compressed keys and values", ge=1)
@@ -51,11 +52,12 @@ class LatentMixer(MixerSettings):
 
 
 class LatentAttention(KeyMixer):
-    """Softmax attention over q·k = u_qᵀ u_k + r_qᵀ r_k, with u_k and values W c of the compressed
-    c, and the slice r with positions. The cache stores c and r_k, for all heads together.
+    """Softmax attention over q·k = u_qᵀ u_k + r_qᵀ r_k, with u_k and the values computed as W c
+    from the compressed vector c, and the slice r with positions. The cache stores c and r_k, for
+    all heads together.
 
-    Expanded form: W c for all keys. Absorbed form: queries Wᵀ u_q meet c itself, and the values'
-    part of W is applied to the mean of c. They are equal; the cheaper one is chosen.
+    Expanded form: W c for all keys. Absorbed form: queries Wᵀ u_q are multiplied with c itself, and
+    the values' part of W is applied to the mean of c. They are equal; the cheaper one is chosen.
     """
 
     mixer: LatentMixer
@@ -89,8 +91,9 @@ class LatentAttention(KeyMixer):
         name = kind.position.name
         if SCHEMES[name][1].reads_features:
             raise ModelError(
-                f"{where}: scheme '{name}' reads features of queries and keys, and layers with "
-                "mixer.name = latent have others; choose another scheme or mixer.name = attention"
+                f"{where}: scheme '{name}' reads features of queries and keys, which are different "
+                "in layers with mixer.name = latent; choose another scheme or mixer.name = "
+                "attention"
             )
         if kind.position.shifted_keys:
             raise ModelError(
@@ -113,8 +116,8 @@ class LatentAttention(KeyMixer):
         )
 
     def attend(self, x, step, own, k, v, hook=None):
-        """(B, K, C) for the K queries of the pass, with the slices (B, 1, S, D) and compressed
-        vectors (B, 1, S, rank) of all keys."""
+        """The output (B, K, C) for the K queries of the pass, with the slices (B, 1, S, D) and
+        compressed vectors (B, 1, S, rank) of all keys."""
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x

@@ -84,7 +84,7 @@ class LinearAttention(Projection):
                 )
                 out, total = summed.chunk(2, dim=1)
                 total = total[..., :1]
-            out = out / total.masked_fill(total == 0, 1.0)  # padding sees no token
+            out = out / total.masked_fill(total == 0, 1.0)  # padding attends to no token
         return self.joined(out.to(v.dtype), read)
 
     def _sums(

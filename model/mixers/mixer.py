@@ -1,5 +1,5 @@
 """The interface of token mixers: what the decoder, its caches, memory estimates and exports require
-of one."""
+of a mixer."""
 
 import json
 from abc import ABC, abstractmethod
@@ -56,7 +56,7 @@ class MixerSettings(StrictSettings):
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What layers of one kind have in common; see `ModelSettings`.
+    """Settings that layers of one kind have in common; see `ModelSettings`.
 
     Attributes:
         gate: gate of the mixer's output: one number per head or per channel.
@@ -154,16 +154,16 @@ class Mixer(nn.Module, ABC):
         shared = kind.position.heads_per_query
         if shared > 1 and (not cls.shares_queries or kind.heads // kind.kv_heads % shared):
             raise ModelError(
-                f"{where}: scheme '{kind.position.name}' with these settings has {shared} heads to "
-                f"a query, which requires mixer.name = attention and a multiple of {shared} heads "
-                "to each of kv_heads"
+                f"{where}: scheme '{kind.position.name}' with these settings shares each query "
+                f"among {shared} heads, which requires mixer.name = attention and a multiple of "
+                f"{shared} heads for each of kv_heads"
             )
         if not cls.has_attention_weights:
             cls._check_scheme(where, kind, geometry)
 
     @classmethod
     def _check_scheme(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
-        """`check` of mixers without softmax: schemes add nothing to logits."""
+        """`check` for mixers without softmax, whose schemes can add nothing to logits."""
         choice = kind.position
         mixer = f"mixer.name = {kind.mixer.name}"
         for key, required in PLAIN_SCHEME.items():
@@ -196,8 +196,8 @@ class Mixer(nn.Module, ABC):
 
     @property
     def initial_values(self) -> dict[str, Initializer]:
-        """The initial values of parameters, by name, that differ from those of
-        `Transformer.initialize`."""
+        """Initial values by parameter name, for parameters that `Transformer.initialize` would
+        initialize differently."""
         return {}
 
     @abstractmethod
@@ -236,5 +236,5 @@ class Mixer(nn.Module, ABC):
 
     def saved_numbers(self, length: int) -> int:
         """Numbers per token that are saved for the backward pass: queries, keys, values, and what
-        the mixer computes of them."""
+        the mixer computes from them."""
         return 2 * (self.heads + self.kv_heads) * self.head_dim

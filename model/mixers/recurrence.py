@@ -5,9 +5,9 @@ S_t = D_t S_{t−1} + β_t k_t v_tᵀ. The output is y_t = S_tᵀ q_t. The state
 head; D_t is diagonal over the K channels of the key and given by its logarithm. The size of the
 state does not depend on the number of tokens.
 
-`recurrent_outputs` chooses a form, or kernels of flash-linear-attention (0.6), on GPUs where it is
-installed. They compute in bfloat16 with a state in float32. The kernel without decay has run on a
-GPU (docs/benchmarks/gpu); tests replace the kernels.
+`recurrent_outputs` chooses a form or, on GPUs, kernels of flash-linear-attention (0.6) if it is
+installed. These kernels compute in bfloat16 with a state in float32. The kernel without decay has
+run on a GPU (docs/benchmarks/gpu); tests replace the kernels.
 
 Shapes: B rows, H heads, T tokens, K channels of keys and queries, V channels of values, N chunks of
 C tokens.
@@ -57,7 +57,7 @@ class Inputs:
         beta: (B, H, T) factor β of what a token writes.
         log_decay: logarithm of the diagonal of D, at most 0, broadcastable to (B, H, T, K); its
             last dimension is 1 if all channels decay alike. None: no decay.
-        is_delta: with the delta rule.
+        is_delta: whether the delta rule is used.
         document: (B or 1, T) documents, each contiguous; the state is reset where a document
             begins. −1 is padding, which neither writes nor decays. None: one document.
     """
@@ -108,7 +108,8 @@ def step_by_step(
     inputs: Inputs,
     before: RecurrentState | None = None,
 ) -> tuple[Tensor, RecurrentState]:
-    """Outputs (B, H, T, V) and the last state, one token after the other, as the equation says."""
+    """Outputs (B, H, T, V) and the last state, computed one token after the other, by the
+    equation."""
     last_document = None if before is None else before.document
     inputs = inputs.without_padding(last_document)
     q = inputs.q
@@ -141,7 +142,7 @@ def step_by_step(
 
 @dataclass(frozen=True)
 class Transition:
-    """What segments of tokens do to a state: S ← kept S + written.
+    """The effect of segments of tokens on a state: S ← kept S + written.
 
     Attributes:
         kept: (…, K, K) with the delta rule; otherwise (…, K or 1, 1), a factor per channel.
@@ -169,11 +170,11 @@ class Chunks:
     """The tokens of a pass in N chunks, as functions of the state S before each chunk.
 
     Attributes:
-        local: (B, H, N, C, V) outputs of an empty state.
+        local: (B, H, N, C, V) outputs for an empty state.
         reader: (B, H, N, C, K); outputs are local + reader S.
-        transition: of each chunk, (B, H, N, ·, ·).
+        transition: transition of each chunk, (B, H, N, ·, ·).
         tokens: T; the last chunk is padded.
-        document: see `RecurrentState`, of the last token.
+        document: document of the last token; see `RecurrentState`.
     """
 
     local: Tensor
@@ -361,7 +362,7 @@ def _pair_products(rows: Tensor, k: Tensor, sums: Tensor, visible: Tensor) -> Te
     return pairs.flatten(-2).flatten(-3, -2) * visible[..., None, :, :]
 
 
-# by delta rule, and whether decay differs between channels; None: no decay
+# by (whether the delta rule is used, whether decay differs between channels; None: no decay)
 FLA_KERNELS = {
     (True, None): "delta_rule",
     (True, False): "gated_delta_rule",
@@ -379,7 +380,7 @@ IS_INSTALLED = find_spec("fla") is not None
 # torch.compiler.disable would import Dynamo here, which takes half as long as importing torch.
 @torch._disable_dynamo
 def fla_outputs(inputs: Inputs, before: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
-    """See `chunked`; of one document."""
+    """See `chunked`; for a single document."""
     decay = inputs.without_padding(None).log_decay
 
     def by_token(x: Tensor) -> Tensor:  # (B, H, T, ·) → (B, T, H, ·)
@@ -431,7 +432,7 @@ class LayerState(CachedTail):
             self._store("document", state.document)
 
     def static(self) -> LayerState:
-        """An empty cache of passes of one token, which compare documents; see `fill`."""
+        """An empty cache for passes of one token, which compare documents; see `fill`."""
         made = LayerState()
         made._stored = {name: torch.zeros_like(x) for name, x in self._stored.items()}
         memory = made._stored.get("memory")
@@ -449,7 +450,7 @@ class GatheredState(GatheredLayer):
 
     def __init__(self, window: ShardedWindow):
         super().__init__(window)
-        self._memory: Tensor | None = None  # after the chunks of earlier passes
+        self._memory: Tensor | None = None  # state after the chunks of earlier passes
 
     @property
     def document(self) -> Tensor | None:
@@ -469,7 +470,7 @@ class GatheredState(GatheredLayer):
         for parts in zip(kept, written, strict=True):
             before.append(Transition(*parts).apply(before[-1]))
         self._memory = before[-1]
-        # Of all chunks; see `extend`.
+        # Stack the states of all chunks; see `extend`.
         memory = torch.stack(before)[self.chunk % self.shard.size]
         return RecurrentState(memory, self.document)
 
@@ -483,12 +484,12 @@ def recurrent_outputs(
     chunk: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Outputs (B, H, T, V) of the recurrence after the tokens of earlier passes, which `state` has.
+    """Outputs (B, H, T, V) of the recurrence, which continues from the tokens of earlier passes.
 
     Args:
-        state: updated in place; None: there are no earlier tokens.
+        state: the state after earlier tokens, updated in place; None: there are no earlier tokens.
         chunk: tokens that are computed at once.
-        dtype: of the layer's products; with bfloat16 on a GPU, fused kernels may be used.
+        dtype: dtype of the layer's products; with bfloat16 on a GPU, fused kernels may be used.
     """
     state = state or LayerState()
     if inputs.q.shape[2] == 1 and isinstance(state, LayerState):

@@ -77,7 +77,7 @@ class RecurrentMixer(MixerSettings):
         "activation of the gate that multiplies the output",
     )
     gate_rank: int | None = setting(None, "rank of the gate's matrix; null: full", ge=1)
-    gate_first: bool = setting(False, "gate, then norm (Mamba-2), not norm, then gate")
+    gate_first: bool = setting(False, "true: gate, then norm (Mamba-2); false: norm, then gate")
     chunk: int = setting(32, "tokens per chunk; does not change the result", ge=1)
 
     @model_validator(mode="after")
@@ -146,8 +146,8 @@ class Recurrent(Mixer):
 
     @property
     def initial_values(self):
-        """Decay rates exp(A) in 1, ..., 16 over the heads, and Δ in STEP_RANGE, as in Mamba-2; both
-        are evenly spaced, in the logarithm."""
+        """Decay rates exp(A), evenly spaced from 1 to 16 over the heads, and Δ, evenly spaced over
+        STEP_RANGE in the logarithm, as in Mamba-2."""
         values: dict[str, Initializer] = {}
         if self.mixer.convolution_bias:
             values["convolution.bias"] = constant(0.0)

@@ -1,5 +1,5 @@
-"""Short causal convolutions: those of recurrent layers, Canon layers, and gated ones as a token
-mixer, LFM2 (arXiv:2511.23404)."""
+"""Short causal convolutions: in recurrent layers, as Canon layers, and, with gates, as a token
+mixer (LFM2, arXiv:2511.23404)."""
 
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class CausalConvolution(nn.Module):
 
         Args:
             x: (B, W − 1 + T, C), inputs of the W − 1 tokens before this pass and of its tokens.
-            order: (B or 1, T) of its tokens; None: see `causal_convolution`.
+            order: (B or 1, T) order of the tokens of this pass; None: see `causal_convolution`.
         """
         out = causal_convolution(x, self.weight.flip(1), order)
         if self.bias is not None:
@@ -70,8 +70,8 @@ class Canon(nn.Module):
         return channels * (width - 1)
 
     def forward(self, x: Tensor, context: AttentionContext, layer_cache: Any) -> Tensor:
-        """Outputs (B, T, C) for the new tokens x (B, T, C) of the pass, whose inputs the cache of
-        the layer keeps."""
+        """Outputs (B, T, C) for the new tokens x (B, T, C) of the pass. The cache of the layer
+        keeps the last inputs."""
         tail = layer_cache or CachedTail()
         extended = tail.extend(x, self.convolution.weight.shape[1] - 1, f"canon_{self.place}")
         return x + self.convolution(extended, context.document_order)
@@ -81,7 +81,7 @@ class ShortConvolutionMixer(MixerSettings):
     """A gated convolution over the last tokens of a document, without state or attention."""
 
     name: Literal["short_convolution"] = "short_convolution"
-    width: int = setting(3, "tokens that an output depends on, its own included", ge=1)
+    width: int = setting(3, "number of tokens that an output depends on, including its own", ge=1)
     bias: bool = setting(False, "biases of the projections and the convolution")
 
     def describe(self):

@@ -44,10 +44,10 @@ KeyCache = LayerCache | GatheredKeys
 
 
 class ProjectedTokens(NamedTuple):
-    """What a layer with keys computes of the tokens of a pass.
+    """The projections of the tokens of a pass in a layer with keys.
 
     Attributes:
-        plan: for the layer input.
+        plan: the attention plan for the layer input.
         q: (B, ·, K, ·) projected queries.
         k: (B, G, T, ·) new keys as they are cached.
         v: (B, G, T, ·) values.
@@ -72,7 +72,7 @@ class KeyMixer(Mixer):
 
     has_attention_weights = True
     scale: float
-    pair_features: int  # of a query, key and value that are multiplied for each pair
+    pair_features: int  # features of query, key and value multiplied for each pair
 
     def forward(self, x, step, layer_cache, hook=None):
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
@@ -101,7 +101,8 @@ class KeyMixer(Mixer):
         v: Tensor,
         hook: AttentionHook | None = None,
     ) -> Tensor:
-        """(B, K, C) for the K queries of the pass, with all keys and values (B, G, S, ·)."""
+        """The output (B, K, C) for the K queries of the pass, with all keys and values (B, G, S,
+        ·)."""
 
     def weighted(
         self,
@@ -143,7 +144,7 @@ class Projection(Mixer):
         super().__init__(kind)
         self.scale = kind.attention_scale
         self.pair_features = 2 * kind.head_dim
-        # features of each key that are those of the previous token
+        # number of features of each key that are taken from the previous token
         self.shifted_features = round(kind.position.shifted_keys * kind.head_dim)
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
@@ -167,7 +168,7 @@ class Projection(Mixer):
         self.position = kind.modifiers()
 
     def _norm(self, kind: LayerKind, heads: int) -> nn.Module:
-        """The norm of the queries or keys of this number of heads."""
+        """The norm for queries or keys of this number of heads."""
         if not kind.qk_norm:
             return nn.Identity()
         return HeadNorm(kind.head_dim * (heads if self.joint_norm else 1), eps=kind.norm_eps)

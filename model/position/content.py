@@ -125,8 +125,8 @@ def causal_convolution(
     Args:
         series: (B, width − 1 + T, E), as from `series_of`.
         weight: (E, width); column l is for the l-th previous token.
-        order: (B or 1, T) of the new tokens; tokens before order 0 are not read. None: there is one
-            document, and its series begins with zeros.
+        order: (B or 1, T) order of the new tokens; tokens before order 0 are not read. None: there
+            is one document, and its series begins with zeros.
     """
     width = weight.shape[1]
     weight = weight.to(series.dtype)

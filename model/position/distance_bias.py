@@ -18,8 +18,9 @@ from model.position.table import on_device
 from model.token_positions import TokenPositions
 from settings.fields import setting
 
-# (row, head, distance), index tensors and the unstretched distance -> added to the logit. The row
-# indexes the scheme's first table. FlexAttention requires that tensors are indexed by tensors.
+# (row, head, distance) -> number added to the logit. Row and head are index tensors, the distance
+# is unstretched. The row indexes the scheme's first table. FlexAttention requires that tensors are
+# indexed by tensors.
 RowBias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

@@ -47,8 +47,8 @@ class AttentionContext:
         new: tokens of this pass, whose keys are written to the cache.
         queries: tokens whose outputs are computed: the last of `new`.
         keys: all cached keys, followed by those of this pass.
-        tables: return value of the scheme's `tables` for `new`.
-        window: number of most recent keys that a query attends to, its own included; None: all.
+        tables: result of the scheme's `tables` for `new`.
+        window: number of most recent keys that a query attends to, including its own; None: all.
         sinks: number of tokens at the start of each document that stay visible outside the window.
         precompute: compute masks shared by the layers before the first layer runs.
         block_masks: stores FlexAttention's block mask of all visible pairs; the same dict for all
@@ -111,7 +111,7 @@ class AttentionContext:
         Args:
             mask_mod: elementwise over indices, the same for all heads; False masks a pair.
             bias: elementwise over indices; added to the logit after the 1/√D scale. Use
-                `distance_mask` where it depends on distance alone.
+                `distance_mask` if it depends on distance alone.
             forms: other forms of the bias, for faster kernels.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on
                 content.
@@ -216,8 +216,8 @@ class AttentionContext:
         return lambda b, i, j: in_32_bits(q_position[b, i]) - in_32_bits(k_position[b, j])
 
 
-# Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E), at least of
-# the last one, or None, and the positions of the T tokens to their extras (B, T, E).
+# Returns the extras (B, T, E) of T consecutive tokens from their features (B, T, F), the extras (B,
+# ·, E) of earlier tokens (at least of the last one, or None), and the positions of the T tokens.
 Accumulate = Callable[[Tensor, Tensor | None, TokenPositions], Tensor]
 
 
@@ -300,7 +300,7 @@ class PositionSettings(StrictSettings):
     name: str
     window: int | None = setting(
         None,
-        "attend to this many most recent keys, the query's own included; null: all",
+        "attend to this many most recent keys, including the query's own; null: all",
         ge=1,
     )
     sinks: int = setting(
@@ -322,9 +322,9 @@ class PositionSettings(StrictSettings):
         "softmax",
     )
     shifted_keys: float = counts_if_changed(
-        "share of each head's key features, the last ones, that are those of the "
-        "previous token; with a rotation of the other features, one layer finds what followed an "
-        "earlier token (partial key offset, KellerJordan/modded-nanogpt#169)",
+        "share of each head's key features, the last ones, that are taken from the previous token; "
+        "with a rotation of the other features, one layer finds what followed an earlier token "
+        "(partial key offset, KellerJordan/modded-nanogpt#169)",
         0.0,
         ge=0,
         le=1,
@@ -344,15 +344,16 @@ class PositionSettings(StrictSettings):
         return None if self.window is None else self.window + self.sinks
 
     def reduced(self, length: int, original_length: int) -> PositionSettings:
-        """Settings with the same result for `length` tokens, without what has no effect there."""
+        """Settings with the same result for `length` tokens, without settings that have no effect
+        at that length."""
         if self.window is None or self.window + self.sinks < length:
             return self
         return self.model_copy(update={"window": None, "sinks": 0})
 
     def describe(self, length: int, original_length: int) -> str:
         """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn
-        factor 4 (auto), window 256`. Factors that are `auto` are those of a sequence of `length`
-        tokens."""
+        factor 4 (auto), window 256`. Factors that are `auto` are computed for a sequence of
+        `length` tokens."""
         fields = type(self).model_fields
         own = [key for key in fields if key not in PositionSettings.model_fields]
         parts = [self.name]
@@ -418,7 +419,7 @@ class Modifiers(nn.Module):
         return q if factors is None else (q * factors[..., None]).to(q.dtype)
 
     def normalizer(self, device: torch.device) -> Normalizer:
-        """How logits become weights."""
+        """The function from logits to weights."""
         sink = self.sink
         if self.settings.sink_logit == "zero":
             sink = torch.zeros(self._heads, device=device)
@@ -522,8 +523,8 @@ class PositionalScheme(nn.Module):
         """Tables for the new tokens of a pass, each (B or 1, T, ...), and those of
         `constant_table`.
 
-        Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the
-        declared length here.
+        Runs eagerly, outside compiled regions: grow tables here, and resolve factors that depend on
+        the declared length.
 
         Args:
             dtype: float64 for float64 models, otherwise float32.
@@ -562,7 +563,7 @@ class PositionalScheme(nn.Module):
 
 
 class TabulatedScheme(PositionalScheme):
-    """A scheme whose tables are rows for positions 0, 1, 2, ..."""
+    """A scheme whose tables have one row for each position 0, 1, 2, ..."""
 
     def __init__(self, settings: PositionSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
@@ -570,7 +571,7 @@ class TabulatedScheme(PositionalScheme):
 
     @abstractmethod
     def rows(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Tensors (..., ·) in float64 at positions (...) in float64."""
+        """Rows (..., ·) in float64 for positions (...) in float64."""
 
     def tables(self, positions, dtype):
         return self._table.look_up(positions.position, positions.position_end, dtype)

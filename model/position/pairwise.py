@@ -135,12 +135,13 @@ def decayed_scores(
     """(B, H, t, s) Σ_c q_c k_c e^(P_c − P'_c) for visible pairs; any finite number for masked ones.
 
     No factor exceeds 1 if P does not increase along a document. For keys before its block of 16, a
-    query uses e^(P − P0) and a key e^(P0 − P'), where P0 is that of the block's first query that
+    query uses e^(P − P0) and a key e^(P0 − P'), where P0 is P of the block's first query that
     attends to such keys: a factor underflows only if the score does. Keys inside the block are
     computed pair by pair.
 
     Args:
-        block: its last keys are those of its queries; with all keys, those at the queries' index.
+        block: the last keys of the block are those of its queries; if it has all keys, the keys at
+            the queries' index are.
         q_decay: P, the logarithm of the decay up to each query, (B or 1, H or 1, t, D).
         k_decay: P' of the keys, (B or 1, H or 1, s, D).
     """
@@ -178,7 +179,7 @@ def decayed_scores(
                 seen[..., near],
             )
         )
-        if near.stop < keys:  # the future
+        if near.stop < keys:  # future keys
             parts.append(q.new_zeros(*q.shape[:3], keys - near.stop))
         rows.append(torch.cat(parts, dim=-1))
     return joined(rows, 2)
@@ -191,7 +192,7 @@ def _near(
     k_decay: Tensor,
     visible: Tensor,
 ) -> Tensor:
-    """Scores pair by pair. Masked pairs, which can have any difference, use 0."""
+    """Scores pair by pair. Masked pairs, whose difference can be any number, use 0."""
     difference = q_decay[:, :, :, None] - k_decay[:, :, None]  # (B or 1, H or 1, t, s, D)
     decay = torch.where(visible[..., None], difference, 0.0).to(q.dtype).exp()
     return torch.einsum("bhtsc,bhsc->bhts", q[:, :, :, None] * decay, k)

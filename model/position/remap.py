@@ -40,8 +40,8 @@ class RemapBranch:
 
 
 def near_and_far(distance: int) -> tuple[RemapBranch, RemapBranch]:
-    """The first maps for distances below `distance`, the second query map and third key map from it
-    on."""
+    """The first maps for distances below `distance`, the second query map and third key map from
+    that distance on."""
     return (
         RemapBranch(0, 0, lambda n, m, order: n - m < distance),
         RemapBranch(1, 2, lambda n, m, order: n - m >= distance),

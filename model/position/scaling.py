@@ -161,8 +161,8 @@ class DynamicScaling(Scaling):
 
 
 def blend(plain: Tensor, stretch: float, keep: Tensor) -> Tensor:
-    """(R,) weighted mean of the plain frequencies, by `keep` (R,), and those divided by the
-    stretch, by 1 − `keep`."""
+    """(R,) weighted mean of the plain frequencies, with weights `keep` (R,), and of the frequencies
+    divided by the stretch, with weights 1 − `keep`."""
     return plain * keep + plain / stretch * (1 - keep)
 
 
@@ -253,8 +253,12 @@ class YaRNScaling(FactorScaling):
 
     name: Literal["yarn"] = "yarn"
     beta_fast: float = setting(32.0, "pairs with more rotations within L0 are unchanged", gt=0)
-    beta_slow: float = setting(1.0, "frequencies of pairs with fewer are divided by s", gt=0)
-    ramp: Literal["dim", "wavelength"] = setting("dim", "linear in pair index or in rotations")
+    beta_slow: float = setting(
+        1.0, "frequencies of pairs with fewer rotations are divided by s", gt=0
+    )
+    ramp: Literal["dim", "wavelength"] = setting(
+        "dim", "ramp linear in the pair index, or in the number of rotations"
+    )
     truncate: bool = setting(True, "round the ends of the dim ramp outwards to integers")
     attention_factor: float | None = setting(
         None,
@@ -309,8 +313,8 @@ class LongRoPEScaling(FactorScaling):
     Ding et al. 2024 (arXiv:2402.13753). The declared sequence length selects the list, so
     frequencies are constant within a sequence; Hugging Face switches when the text crosses L0,
     which leaves stale keys. The amplitude √(1 + ln s / ln L0) applies to both lists, as in Hugging
-    Face; with factor auto it is 1 below. `first` is the paper's n̂; these positions have amplitude
-    1, as in the authors' code. With `first`, scores are not a function of distance alone.
+    Face; with factor auto it is 1 up to L0. `first` is the paper's n̂; these positions have
+    amplitude 1, as in the authors' code. With `first`, scores are not a function of distance alone.
     """
 
     @property
@@ -435,11 +439,11 @@ class PowerScaling(Scaling):
 
 
 class TruncatedScaling(Scaling):
-    """Giraffe's truncated basis: pairs that complete a turn within L0 tokens are kept, those that
-    complete less than 1/8 do not rotate, and those between complete 1/16.
+    """Giraffe's truncated basis: pairs that complete a turn within L0 tokens are kept, pairs that
+    complete less than 1/8 of a turn do not rotate, and pairs between complete 1/16 of a turn.
 
     Pal et al. 2023 (arXiv:2308.10882); both thresholds and the frequency between are those of the
-    released code, where the paper leaves three numbers open. The authors train with it.
+    released code, because the paper leaves three numbers open. The authors train with it.
     """
 
     name: Literal["truncated"] = "truncated"

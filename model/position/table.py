@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.token_positions import TokenPositions
 
-MOST_ROWS = 1 << 15  # of a table; beyond, rows are computed in each pass, in constant memory
+MOST_ROWS = 1 << 15  # rows of a table; further rows are computed in each pass, in constant memory
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
 # positions (any shape, float64) -> tensors whose leading dimensions are those of positions,

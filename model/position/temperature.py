@@ -2,8 +2,8 @@
 learned.
 
 A modifier for any scheme, applied to queries, so it needs no kernel and does not affect the cache:
-logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a query, its own
-included: min(order + 1, window + sinks), or order + 1 for temperatures that ignore the window.
+logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a query, including its
+own: min(order + 1, window + sinks), or order + 1 for temperatures that ignore the window.
 """
 
 import math
@@ -29,7 +29,7 @@ class Temperature(StrictSettings):
     learned: ClassVar[bool] = False  # has parameters of each head and layer
     depends_on_length: ClassVar[bool] = False  # depends on the declared length
     ignores_window: ClassVar[bool] = False  # counts all earlier tokens, visible or not
-    initial: ClassVar[float] = 1.0  # of a learned temperature's parameter
+    initial: ClassVar[float] = 1.0  # initial value of a learned temperature's parameter
     by_head: ClassVar[list[float] | None] = None  # constant factors per query head
 
     name: str
@@ -43,7 +43,7 @@ class Temperature(StrictSettings):
         """Factors on q.
 
         Args:
-            count: (B or 1, T) float64, number of visible keys of each query, its own included.
+            count: (B or 1, T) float64, number of visible keys of each query, including its own.
             original_length: L0.
             lengths: (B or 1, 1) float64, declared length of each row.
 
@@ -146,7 +146,7 @@ class Ministral3Temperature(Temperature):
 
 
 class InklingTemperature(Temperature):
-    """1 + α·ln(max(n / N, 1)): as Llama 4's, without steps; as in Inkling."""
+    """1 + α·ln(max(n / N, 1)): Llama 4's form without steps, as in Inkling."""
 
     name: Literal["inkling"] = "inkling"
     alpha: float = setting(0.1, "α", ge=0)
@@ -215,7 +215,7 @@ class AdaptiveTemperature(Temperature):
     """δ + β·ln(n + 1)^γ, β = softplus(w·x) and γ = r·tanh(u·x) of the layer input x, w and u
     learned per head and layer: the scale of ASEntmax, with `weights: entmax`.
 
-    Vasylenko et al. 2025 (arXiv:2506.16640); n + 1 as in their released code, where the paper has
+    Vasylenko et al. 2025 (arXiv:2506.16640); n + 1 as in their released code, while the paper has
     n. w and u start at 0.
     """
 
@@ -234,7 +234,7 @@ class AdaptiveTemperature(Temperature):
         return (count + 1).log()
 
     def adapted(self, heads: int) -> int:
-        """The number of heads with other factors than 1."""
+        """The number of heads whose factors differ from 1."""
         if self.first_head >= heads:
             raise ModelError(
                 f"model.position.temperature.first_head = {self.first_head} leaves none of the "

@@ -20,8 +20,8 @@ from model.position.table import Constant, Rows, StretchedTables, on_device
 from model.token_positions import TokenPositions
 from settings.fields import setting
 
-INT64_BITS = 63  # of a position that is not negative
-# as large as token embeddings (1), rows are noise that drowns a short run's tokens
+INT64_BITS = 63  # bits of a position in int64, without the sign
+# rows as large as token embeddings (1) would be noise that dominates the tokens in a short run
 TABLE_STD = 0.02
 
 
@@ -344,7 +344,7 @@ class Learned(PositionalScheme):
         device = positions.device
         spans = tuple(max(length - 1, last, 1) for length in positions.lengths)
         span = on_device(spans, device, torch.int64)[:, None]
-        along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here
+        along = (positions.position * last).clamp(min=0)  # (B or 1, T), like all tensors here
         low = along.div(span, rounding_mode="floor")
         share = (along - low * span).to(dtype) / span
         low = low.long().clamp(max=last)

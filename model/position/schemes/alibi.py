@@ -46,9 +46,9 @@ class AlibiSettings(DistanceSettings):
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """(H,) float64 slopes: 2^(−8(h+1)/H) for H a power of two, else those of the power of two below
-    it, followed by every second slope of the power of two above. Press et al. 2021, released
-    code."""
+    """(H,) float64 slopes: 2^(−8(h+1)/H) for H a power of two, otherwise the slopes for the power
+    of two below H, followed by every second slope for the power of two above. Press et al. 2021,
+    released code."""
 
     def geometric(count: int) -> Tensor:
         return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
@@ -98,9 +98,8 @@ class HardAlibiSettings(PositionSettings):
     name: Literal["hard_alibi"] = "hard_alibi"
     windows: list[Annotated[int, Field(ge=1)] | None] | None = setting(
         None,
-        "for each head, the number of most recent positions it attends to, the "
-        "query's own included, or null for all; null: 1, 2, ... for the first half of the heads, "
-        "all for the others",
+        "for each head, the number of most recent positions it attends to, including the query's "
+        "own, or null for all; null: 1, 2, ... for the first half of the heads, all for the others",
     )
 
 

@@ -31,7 +31,8 @@ class ClexSettings(RotationSettings):
 
 class Clex(PositionalScheme):
     """RoPE with frequencies e^z(t), t = ⌈L/L0⌉, z(1) = ln b^(−2k/D) and dz/dt = dn/dt + W₂ tanh(W₁
-    (z + n)), where n(t) = z(1) − 2k/(D − 2)·ln(2t − 1) are those of NTK for 2t − 1.
+    (z + n)), where n(t) = z(1) − 2k/(D − 2)·ln(2t − 1) are the log frequencies of NTK for stretch
+    2t − 1.
 
     Chen et al. 2024, CLEX (arXiv:2310.16450), in the form of the released code, which has the sum
     z + n. W₂ starts at 0, which is NTK. The released models were trained with steps of 0.01; with

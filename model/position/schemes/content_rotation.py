@@ -37,7 +37,7 @@ class ContentRotation(ContentScheme):
 
     def setup(self):
         check_even(self)
-        self.angles = self.geometry.head_dim // 2  # per head
+        self.angles = self.geometry.head_dim // 2  # angles per head
 
     @abstractmethod
     def increments(
@@ -138,7 +138,7 @@ class Carope(ContentRotation):
     """a_n[k] = Σ_{t≤n} f_t^k, f_t = 1/(softplus(w_g·x_t + b_g) + 1), k = 0, ..., D/2 − 1.
 
     Veisi et al. 2025, CARoPE (arXiv:2507.23083); f = b^(−2/D) for every token is RoPE of base b.
-    The formula has no bias b_g and starts at f = 1/(ln 2 + 1) = 0.5906, where RoPE has 0.7499 for D
+    The formula has no bias b_g and starts at f = 1/(ln 2 + 1) = 0.5906, while RoPE has 0.7499 for D
     = 64; `start: paper` omits the bias. One f per key/value head. Tested against the formula above,
     not against released code.
     """

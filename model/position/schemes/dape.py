@@ -63,10 +63,11 @@ class Dape(PositionalScheme):
     the bias B alone.
 
     With `kernel: 3` it is DAPE-V2, Zheng et al. 2024 (arXiv:2410.04798): both layers are 1 × 3
-    convolutions along the keys. A and B of masked keys are 0 before them, else a query would read
-    the future. The hidden features right after a query's own key are not: in the released code they
-    are those of the zeros beyond it, except for the last query, where they are 0; here all queries
-    are treated as the former, so that the result does not depend on later tokens.
+    convolutions along the keys. A and B of masked keys are set to 0 before the convolutions,
+    otherwise a query would read the future. The hidden features right after a query's own key are
+    not 0: in the released code they are computed from the zeros beyond it, except for the last
+    query, where they are 0. Here no query is such an exception, so that the result does not depend
+    on later tokens.
     """
 
     exempt = UNROLLED

@@ -138,10 +138,10 @@ class Fire(PositionalScheme):
     def _flex_bias(self, context: AttentionContext) -> BiasFunction:
         """The bias with table look-ups instead of a loop over the hidden units.
 
-        The segment of x is that of the start of its cell, 1/CELLS wide, and one or two later. With
-        three edges in one cell, the bias may continue a neighboring segment within that cell.
-        Intercepts and slopes have COPIES entries for each segment, which keys use in turn:
-        gradients of neighboring keys are added to different entries.
+        The segment of x is the one at the start of its cell, which is 1/CELLS wide, or one or two
+        segments later. With three edges in one cell, the bias may continue a neighboring segment
+        within that cell. Intercepts and slopes have COPIES entries for each segment, which keys use
+        in turn: gradients of neighboring keys are added to different entries.
         """
 
         def copies(x: Tensor) -> Tensor:

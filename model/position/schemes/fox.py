@@ -83,7 +83,7 @@ class Fox(ContentScheme):
         return gate.expand(*x.shape[:2], -1)
 
     def accumulate(self, features, past, new, tables):
-        # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
+        # Cache the sum, not the gates: it suffices after eviction. In float64, because float32
         # cannot resolve single gates after 50,000 tokens.
         return running_sum(features.double(), latest(past), new)
 

@@ -19,7 +19,7 @@ from model.position.table import Constant
 
 
 def from_the_middle(context: AttentionContext, is_training: bool) -> Tensor:
-    """The positions of the new tokens (B or 1, T); in a training pass, which has no cache, those
+    """The positions of the new tokens (B or 1, T); in a training pass, which has no cache, counted
     from the middle of each row.
 
     Scores depend on distance alone. The error of a frequency's gradient in bfloat16 is proportional

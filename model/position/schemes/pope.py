@@ -71,7 +71,7 @@ class Pope(TabulatedScheme):
         q_sin = context.of_queries(sin, dim=2)
         phase = self.phase.to(mask_dtype(self.phase))
         phase = phase[:, None] if phase.ndim == 2 else phase  # (D,) or (G, 1, D)
-        k_cos = cos * phase.cos() - sin * phase.sin()  # of mθ + δ
+        k_cos = cos * phase.cos() - sin * phase.sin()  # cosine of mθ + δ
         k_sin = sin * phase.cos() + cos * phase.sin()
         mask = context.mask()
 

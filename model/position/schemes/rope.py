@@ -27,7 +27,7 @@ from settings.fields import counts_if_changed, setting
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
-# of each feature and of its partner, each (B or 1, 1 or H, T, 2·R)
+# factors of each feature and of its partner, each (B or 1, 1 or H, T, 2·R)
 Factors = tuple[Tensor, Tensor]
 Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G or H, T, R)
 
@@ -63,7 +63,7 @@ def rotation_factors(cos: Tensor, sin: Tensor, layout: str) -> Factors:
     """The factors of each feature and of its partner in `apply_rotation`, computed once per pass.
 
     Args:
-        cos, sin: (B or 1, T, R), or (B or 1, H, T, R) where heads differ.
+        cos, sin: (B or 1, T, R), or (B or 1, H, T, R) if heads differ.
         layout: ``half`` pairs feature k with k + R, ``interleaved`` pairs 2k with 2k + 1.
 
     Returns:
@@ -113,13 +113,13 @@ def rotation_plan(
     keys: Turns,
     queries: Turns | None = None,
 ) -> AttentionPlan:
-    """Keys are rotated by the cos and sin of the new tokens and cached so; queries are rotated by
-    the same, or by their own."""
+    """A plan in which keys are rotated by the cos and sin `keys` of the new tokens before they are
+    cached; queries are rotated by the same, or by `queries`."""
     mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
     of_queries = of_keys if queries is None else rotation_factors(*queries, layout)
     own, partner = (context.of_queries(x, dim=2) for x in of_queries)
-    if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
+    if own.shape[1] > 1:  # by key/value head, (B or 1, G, K, 2·R)
         own = repeated(own, context.heads)
         partner = repeated(partner, context.heads)
 
@@ -268,10 +268,10 @@ class Rope(PositionalScheme):
             settings.sinks,
         )
         self._branches = settings.remap.branches(self._remap_context)
-        # key maps; keys are cached with each
+        # key maps; keys are cached once for each
         self._forms = sorted({branch.key for branch in self._branches})
         self._tables = StretchedTables(self._rows)
-        # of every sequence; None: they depend on its declared length
+        # stretches of every sequence; None: they depend on its declared length
         self._stretches = None
         if not self.depends_on_length:
             self._stretches = self._stretches_of(geometry.train_length)
@@ -438,11 +438,11 @@ class PRopeSettings(RotarySettings):
     name: Literal["p_rope"] = "p_rope"
     share: float = setting(
         0.75,
-        "fraction p of rotated pairs: those of highest frequency",
+        "fraction p of the pairs that is rotated: pairs of highest frequency",
         gt=0,
         le=1,
     )
-    reversed: bool = setting(False, "rotate those of lowest frequency instead")
+    reversed: bool = setting(False, "rotate the pairs of lowest frequency instead")
     max_wavelength: float | None = setting(
         None,
         "longest rotated wavelength, as a multiple of original_length; null: unlimited",
@@ -455,8 +455,8 @@ class PRope(Rope):
 
     Barbero et al. 2024 (arXiv:2410.06205). Unlike rope.fraction, the exponents are over all r
     features. Scaling methods apply to the full spectrum, as in RoPE. `max_wavelength: 1` with
-    `share: 1` is HoPE, Chen et al. 2024 (arXiv:2410.21216): pairs of λ_k ≤ L0 turn. The threshold
-    is from secondary descriptions of the paper.
+    `share: 1` is HoPE, Chen et al. 2024 (arXiv:2410.21216): only pairs with λ_k ≤ L0 rotate. The
+    threshold is from secondary descriptions of the paper.
     """
 
     settings: PRopeSettings

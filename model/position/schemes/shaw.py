@@ -18,7 +18,7 @@ from model.position.interface import (
 from model.position.pairwise import UNROLLED, distances, mask_per_row
 from settings.fields import setting
 
-FAR_COPIES = 32  # of the entry of all far keys
+FAR_COPIES = 32  # copies of the entry that all far keys use
 
 
 class ShawSettings(SharableSettings):
@@ -75,8 +75,8 @@ class Shaw(PositionalScheme):
         dtype = mask_dtype(q)
         with no_autocast(q):
             rows = q.to(dtype) @ self.key.to(dtype).T * self.geometry.scale  # (B, H, Q, K + 1)
-        # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to
-        # entries.
+        # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds each
+        # pair's gradient to its entry, and additions to the same entry wait for each other.
         rows = torch.cat(
             [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)],
             dim=-1,

@@ -24,7 +24,9 @@ class XPosSettings(RotationSettings):
 
     name: Literal["xpos"] = "xpos"
     layout: Layout = setting("interleaved", "features of a pair: (2k, 2k + 1) or (k, k + D/2)")
-    gamma: float = setting(0.4, "γ of ζ_k = (2k + γD) / ((1 + γ)D): more decays less", gt=0)
+    gamma: float = setting(
+        0.4, "γ of ζ_k = (2k + γD) / ((1 + γ)D); with larger γ, pairs decay less", gt=0
+    )
     scale_base: float = setting(512.0, "S: distance after which pair k has decayed to ζ_k", gt=0)
 
 
