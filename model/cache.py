@@ -294,7 +294,7 @@ class Cache:
         self.last = _selected(self.last, rows)
 
     def next_positions(self, count: int, device: torch.device) -> TokenPositions:
-        """The positions 0, 1, 2, ... continued: those of the `count` tokens that come next."""
+        """The positions of the next `count` tokens, which continue 0, 1, 2, ..."""
         return TokenPositions.plain(count, offset=self.filled, device=device)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:

@@ -1,4 +1,4 @@
-"""Whether the model and the processes of a run are possible: checks of its settings that need no
+"""Checks that the model and the processes of a run are possible, from its settings, without
 data."""
 
 from errors import TrainingError

@@ -1,5 +1,5 @@
-"""Packing of documents into the windows of training, and what every token then carries: order,
-document and position.
+"""Packing of documents into the windows of training, and the order, document and position of every
+token.
 
 `order` is the index of a token in its text and alone determines the attention mask. `position`, the
 input of positional schemes, equals `order` unless a sampler of `positions.py` replaces it.
