@@ -31,12 +31,12 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import FigureText, Styles, styles_of
 from evaluation.reports.loss_report import (
-    LossResults,
     details,
     differences,
     differences_figure,
     gain_figure,
     gains,
+    imprecision,
     loss_figure,
     loss_styles,
     overview,
@@ -45,6 +45,7 @@ from evaluation.reports.loss_report import (
     read_gain_table,
     verdict,
 )
+from evaluation.reports.loss_results import LossResults
 from evaluation.reports.report import (
     Block,
     Chart,
@@ -221,12 +222,7 @@ def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first
 
 def findings(r: LossResults) -> list[str]:
     """The findings of a loss evaluation and what limits them, the most important first."""
-    lines = [verdict(r), *details(r)]
-    if r.imprecise:
-        lines.append(
-            f"No verdicts because of rounding errors of bfloat16 or float16 above "
-            f"{r.tolerance / 10:.4f} nats: {listed(r.imprecise)}. Evaluate with dtype=float32."
-        )
+    lines = [verdict(r), *details(r), *imprecision(r)]
     few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
     if few:
         lines.append(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from data.files import read_object
 from errors import StudyError
 from evaluation.methods import TRAINED
+from evaluation.statistics.results_table import VariantResult
 
 RESULTS = "results.json"
 SCHEME = "scheme"  # the axis that is compared
@@ -42,15 +43,6 @@ class StudyVariant(NamedTuple):
     def columns(self) -> dict[str, str]:
         """Its columns of results.csv."""
         return {"scheme": self.scheme, "method": self.method}
-
-
-class VariantResult(NamedTuple):
-    """results.json of an evaluation of one run of a variant."""
-
-    variant: str
-    method: str
-    seed: str
-    result: dict
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ class StoredStudy:
                 result = cell.record["evaluations"].get(name)
                 if not result or (cell.scheme, cell.group) != (variant.scheme, group):
                     continue
-                first = kept[0].result if kept else result
+                first = kept[0].record if kept else result
                 units = [(each.get("units") or {}).get("names") for each in (first, result)]
                 differing = [key for key in SHARED if result.get(key) != first.get(key)]
                 differing += ["units"] if units[0] != units[1] else []

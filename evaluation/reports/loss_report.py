@@ -3,14 +3,12 @@ the schemes of a study. Their tables, sentences and figures are the same views o
 results."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evaluation.evaluation_settings import HALF
+from errors import EvaluationError
 from evaluation.methods import TRAINED, TRUNCATE, name_of
 from evaluation.reports.document import (
     NONE,
@@ -18,7 +16,6 @@ from evaluation.reports.document import (
     ReportTable,
     TableCell,
     counted,
-    dtype_note,
     interval_text,
     listed,
     pivot,
@@ -36,119 +33,15 @@ from evaluation.reports.figures import (
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.report import (
-    EvaluationReport,
-    ReportedResults,
-    basis,
-    caveats,
-    melted,
-)
+from evaluation.reports.loss_record import comparison_record, position_rows, record_of
+from evaluation.reports.loss_results import LossResults, loss_results
+from evaluation.reports.report import EvaluationReport, ReportedResults, caveats
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.statistics.intervals import unit_means
-from evaluation.statistics.loss_table import (
-    INCONCLUSIVE,
-    POINTS_ONLY,
-    UNDERTRAINED,
-    Analysis,
-    analyze,
-    by_position,
-    describe_scheme,
-    read_gains,
-)
-from evaluation.statistics.results_table import ResultRow, number, results_table, select_one
+from evaluation.statistics.loss_table import INCONCLUSIVE, POINTS_ONLY, PRECISION, UNDERTRAINED
+from evaluation.statistics.results_table import ResultRow, VariantResult, results_table, select_one
 
 TONES = {"held": "good", "broken": "bad"}
-# of a cell of results.json
-NUMBERS = ("nll", "bits_per_byte", *(f"{half}_minus_float32" for half in HALF))
 CONTEXT = "context length, tokens (log scale)"
-
-
-@dataclass(kw_only=True)
-class LossResults(ReportedResults):
-    """The results of a loss evaluation. Metrics of the table, by length unless stated otherwise:
-
-        nll, perplexity, bits_per_byte   of the evaluated text
-        delta                            NLL(L) − NLL(as trained, L0), simultaneous over all
-                                         verdicts, with the verdict
-        gain                             −delta, with an individual interval
-        gain_per_doubling                of the step of the grid that ends at L
-        held_to, break_point             (all lengths) largest length held, smallest length broken
-        context_reach                    (all lengths) smallest length such that every longer
-                                         context is shown to gain less than the tolerance
-        gain_shown_to                    (all lengths) longest length shown to improve on all
-                                         shorter ones
-        difference                       NLL minus that of the baseline
-        repeated_nll, control_nll,       of tokens that repeat text at distances from `at` to before
-        read_gain                        `until`, before and after it was replaced, and the change
-        nll_at_positions,                (one length) of the positions from `at` to before `until`,
-        gain_at_positions                and their gain over truncation
-        failure                          `note`: why there is no number
-
-    A study also has nll_as_trained (at L0) and unigram_nll, and nll and nll_as_trained of each
-    seed.
-
-    Attributes:
-        lengths: of the grid.
-        unit_kind, units: the independent units of the intervals.
-        family, difference_family: numbers of simultaneous verdicts and differences.
-        baseline_nll: NLL of the baseline with its context truncated to the trained length.
-        unigram: NLL of a unigram model on the same targets.
-        undertrained: variants of models hardly better than that.
-        imprecise: variants whose half precision is too far from float32 for verdicts.
-        baseline: the variant that the others are compared with, at the lengths `primary`.
-        per: what losses are per: token, or byte where tokenizers differ.
-        missing: (variant or cell of a study, reason) and the lengths without comparable numbers.
-    """
-
-    lengths: list[int]
-    unit_kind: str
-    units: int
-    tolerance: float
-    confidence: float
-    family: int = 1
-    difference_family: int = 1
-    baseline_nll: float | None = None
-    unigram: float | None = None
-    undertrained: Sequence[str] = ()
-    imprecise: Sequence[str] = ()
-    baseline: str | None = None
-    primary: Sequence[int] = ()
-    also_trained: Sequence[int] = ()  # trained lengths of further runs
-    per: str = "token"
-    missing: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    @property
-    def against(self) -> str:
-        """What differences are."""
-        return f"NLL minus that of {self.baseline}"
-
-    def beyond(self, name: str) -> list[ResultRow]:
-        """Changes with their verdicts at the measured lengths beyond the trained length."""
-        return [row for row in self.rows("delta", name) if row.verdict]
-
-    def claims(self, name: str) -> bool:
-        """Whether the variant has enough seeds and units for verdicts."""
-        return any(row.verdict != POINTS_ONLY for row in self.beyond(name))
-
-    @property
-    def sample(self) -> str:
-        noun = "targets" if self.per == "token" else f"{self.per}s"
-        targets = f"{self.record['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
-        documents = self.record.get("documents")
-        if documents and self.unit_kind != "document":
-            targets += f" ({counted(documents, 'document')})"
-        if self.seeds:
-            targets += f", {self.seed_counts('seed')} per {self.noun}"
-        return targets + dtype_note(self.record.get("dtype", "float32"))
-
-    @property
-    def intervals(self) -> str:
-        """What simultaneous intervals of gains are, or '' where none is reported."""
-        if not any(map(self.claims, self.names)):
-            return ""
-        over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
-        note = f"{100 * self.confidence:g}% intervals over {over}"
-        return note if self.family == 1 else f"{note}, simultaneous over {self.family}"
 
 
 def loss_styles(r: LossResults, names: Sequence[str] = ()) -> Styles:
@@ -359,6 +252,16 @@ def details(r: LossResults) -> list[str]:
     return lines
 
 
+def imprecision(r: LossResults) -> list[str]:
+    """Why variants have no verdict."""
+    if not r.imprecise:
+        return []
+    return [
+        f"No verdicts because of rounding errors of bfloat16 or float16 above "
+        f"{PRECISION * r.tolerance:.4f} nats: {listed(r.imprecise)}. Evaluate with dtype=float32."
+    ]
+
+
 # Figures.
 
 
@@ -454,88 +357,128 @@ def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
 
 
 def loss_report(
-    runs: Mapping[str, LossMeasurement], name: str = "loss", facts: Mapping | None = None
+    runs: Mapping[str, LossMeasurement], name: str = "loss", facts: dict | None = None
 ) -> EvaluationReport:
     """The report of one run under its methods, or of several runs, by name, on the same targets.
 
     Args:
         name: of the results folder.
         facts: (corpus, command, date) for results.json.
+
+    Raises EvaluationError if no cell of one run has a finite mean, and for runs that were not
+    scored on the same targets.
     """
-    first, *others = runs.values()
-    analysis = analyze(runs)
-    record = comparison_record(runs, analysis) if others else record_of(first, analysis)
-    more = [] if others else [*read_gain_rows(record), *position_rows(record)]
-    table = pd.concat([analysis.table, results_table(more)], ignore_index=True)
-    r = LossResults(
-        title=f"{len(runs)} runs" if others else first.subject.name,
-        variants=analysis.variants,
-        noun="run" if others else "method",
-        record={**record, **(facts or {})},
-        table=table,
-        lengths=first.plan.lengths,
-        unit_kind=first.unit_kind,
-        units=len(np.unique(first.unit)),
-        tolerance=first.settings.tolerance,
-        confidence=first.settings.confidence,
-        family=analysis.family,
-        difference_family=analysis.family,
-        undertrained=analysis.undertrained,
-        per="token" if first.plan.span_bytes is None else "byte",
-    )
+    r = results_of(runs, facts or {})
+    first = next(iter(runs.values()))
+    is_one = len(runs) == 1
     report = EvaluationReport(
         name=name,
-        title=f"Loss of {listed(list(runs)) if others else r.title}",
+        title=f"Loss of {r.title if is_one else listed(list(runs))}",
         results=r,
-        caveats=caveats(r.units, r.unit_kind, runs if others else {"": first}, analysis.notes),
+        caveats=caveats(r.units, r.unit_kind, {"": first} if is_one else runs, imprecision(r)),
         more_records={"targets.json": first.plan.record},
-        draw=lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))},
     )
-    protocol = first.plan.protocol
-    if others:
-        r.baseline, *_ = runs
-        r.also_trained = [run.subject.trained_length for run in runs.values()]
-        over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
-        text = FigureText(
-            "Loss of several runs by context length",
-            f"The same {r.sample} at every length ({protocol})",
-            bars_note(r.rows("difference"), f"{over} {r.difference_family}"),
+    if is_one:
+        describe_run(report, r, first)
+    else:
+        describe_comparison(report, r, runs)
+    return report
+
+
+def results_of(runs: Mapping[str, LossMeasurement], facts: dict) -> LossResults:
+    """The numbers of one run, or of several."""
+    first_name, *others = runs
+    first = runs[first_name]
+    if not others and first.failed and not first.nll:
+        raise EvaluationError(
+            f"{first.subject.name}: no cell of step {first.subject.step} could be measured, under "
+            f"any method at any length ({next(iter(first.failed.values()))}); evaluate another "
+            "checkpoint"
         )
-        *sentences, last = details(r) or [f"{r.against}: point estimates only."]
-        report.verdict = warning(r) + last
-        report.details = [
-            *sentences,
-            *(
-                f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
-                f"{each.subject.trained_length:,}."
-                for run, each in runs.items()
-            ),
-            "Differences describe these checkpoints, not a training method.",
-            first.screening.sentence,
-        ]
-        report.tables = [overview(r), differences(r)]
-        return report
-    r.baseline_nll = first.baseline_mean
-    r.unigram = first.unigram_mean
-    if first.settings.matrix:  # best first at the longest length
-        r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
-    same, at_each = ("the same ", " at every length") if protocol == "fixed-targets" else ("", "")
-    gain_rows = [row for row in r.rows("delta") if row.verdict]
-    text = FigureText(
-        "Loss beyond the trained length",
-        f"{r.title}: {same}{r.sample}{at_each} ({protocol})",
-        bars_note(gain_rows, r.intervals),
+    records = {run: record_of(measurement) for run, measurement in runs.items()}
+    variants = {}
+    results = []
+    for run, measurement in runs.items():
+        if any(records[run][key] != records[first_name][key] for key in ("targets_hash", "units")):
+            raise EvaluationError(
+                f"{run} and {first_name} have different targets; evaluate both with equal settings"
+            )
+        for method in measurement.methods:
+            variant = name_of(method.label)
+            columns = {"method": method.label}
+            if others:
+                variant = run if method.label == TRAINED else f"{run}, {method.label}"
+                columns = {"run": measurement.subject.name, **columns}
+            variants[variant] = columns
+            results.append(VariantResult(variant, method.label, "", records[run]))
+    record = (comparison_record(runs) if others else records[first_name]) | facts
+    r = loss_results(
+        results,
+        variants,
+        title=f"{len(runs)} runs" if others else first.subject.name,
+        noun="run" if others else "method",
+        record=record,
+        baseline=first_name if others else None,
+        tolerance=first.settings.tolerance,
+        confidence=first.settings.confidence,
+        also_trained=[run.subject.trained_length for run in runs.values()],
+        per="token" if first.plan.span_bytes is None else "byte",
     )
-    report.details = [*details(r), *reference(first, r), first.screening.sentence]
-    if record["by_position"]:
+    record["family"] = r.difference_family if others else r.family
+    if not others:
+        r.baseline_nll = first.baseline_mean
+        r.unigram = first.unigram_mean
+        more = results_table(position_rows(record))
+        r.table = pd.concat([r.table, more], ignore_index=True)
+    return r
+
+
+def describe_run(report: EvaluationReport, r: LossResults, measurement: LossMeasurement) -> None:
+    """Add the tables, sentences and figure of one run."""
+    if measurement.settings.matrix:  # best first at the longest length
+        r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
+    report.details = [*details(r), *reference(measurement, r), measurement.screening.sentence]
+    if r.record["by_position"]:
         report.tables = position_tables(r)
         report.draw = lambda: {"nll_by_position": position_figure(r, loss_styles(r))}
         report.verdict = warning(r) + position_verdict(r)
-    else:
-        report.tables = [overview(r), read_gain_table(r)]
-        report.more_tables = [gains(r)]
-        report.verdict = verdict(r)
-    return report
+        return
+    changes = [row for row in r.rows("delta") if row.verdict]
+    text = FigureText(
+        "Loss beyond the trained length",
+        f"{r.title}: {r.sample} ({r.record['protocol']})",
+        bars_note(changes, r.intervals),
+    )
+    report.draw = lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))}
+    report.tables = [overview(r), read_gain_table(r)]
+    report.more_tables = [gains(r)]
+    report.verdict = verdict(r)
+
+
+def describe_comparison(
+    report: EvaluationReport, r: LossResults, runs: Mapping[str, LossMeasurement]
+) -> None:
+    """Add the tables, sentences and figure of several runs."""
+    over = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
+    text = FigureText(
+        "Loss of several runs by context length",
+        f"The same {r.sample} at every length ({r.record['protocol']})",
+        bars_note(r.rows("difference"), f"{over} {r.difference_family}"),
+    )
+    report.draw = lambda: {"nll_by_length": loss_figure(r, text, loss_styles(r))}
+    report.tables = [overview(r), differences(r)]
+    *sentences, last = details(r) or [f"{r.against}: point estimates only."]
+    report.verdict = warning(r) + last
+    report.details = [
+        *sentences,
+        *(
+            f"{run}: {each.subject.name}, step {each.subject.step}, trained at "
+            f"{each.subject.trained_length:,}."
+            for run, each in runs.items()
+        ),
+        "Differences describe these checkpoints, not a training method.",
+        next(iter(runs.values())).screening.sentence,
+    ]
 
 
 def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
@@ -559,113 +502,3 @@ def reference(measurement: LossMeasurement, r: LossResults) -> list[str]:
         reasons = [f"{label} ({reason})" for label, reason in measurement.left_out.items()]
         lines.append(f"Built-in methods that do not apply here: {', '.join(reasons)}.")
     return lines
-
-
-def record_of(measurement: LossMeasurement, analysis: Analysis) -> dict:
-    """The content of results.json of one run."""
-    ids, counts = np.unique(measurement.unit, return_counts=True)
-
-    def by_unit(nll: np.ndarray | None) -> list[float] | None:
-        """Mean NLL of each unit in the order of `units`."""
-        return None if nll is None else unit_means(nll, measurement.unit).tolist()
-
-    numbers = analysis.table.set_index(["variant", "length", "metric"])["value"]
-    cells = []
-    for method in measurement.methods:
-        for length in measurement.plan.lengths:
-            cell = (method.label, length)
-            name = name_of(method.label)
-            if cell in measurement.nll | measurement.absent | measurement.failed:
-                cells.append({
-                    "method": method.label,
-                    "length": length,
-                    **{metric: numbers.get((name, length, metric)) for metric in NUMBERS},
-                    "failure": measurement.absent.get(cell) or measurement.failed.get(cell),
-                    "scheme": describe_scheme(measurement, method.label, length),
-                    "exists": cell not in measurement.absent,
-                    "unit_nll": by_unit(measurement.nll.get(cell)),
-                })  # fmt: skip
-    record = {
-        **basis(measurement),
-        "targets": len(measurement.document),
-        "documents": len(np.unique(measurement.document)),
-        "unit": measurement.unit_kind,
-        "family": analysis.family,
-        "tolerance": measurement.settings.tolerance,
-        "bos": measurement.settings.bos,
-        "targets_hash": measurement.plan.hash,
-        "lengths": measurement.plan.lengths,
-        "left_out": measurement.left_out,
-        "contamination": measurement.screening.record,
-        "units": {
-            "kind": measurement.unit_kind,
-            "names": [measurement.unit_names[i] for i in ids],
-            "targets": counts.tolist(),
-        },
-        "unigram_nll": measurement.unigram_mean,
-        "unigram_unit_nll": by_unit(measurement.unigram),
-        "truncated_nll": measurement.baseline_mean,
-        "truncated_unit_nll": by_unit(measurement.baseline_nll),
-        "cells": cells,
-        "by_position": by_position(measurement),
-        "per_target_nll": measurement.files,
-    }
-    if repeats := measurement.plan.repeats:
-        gains = list(read_gains(measurement))
-        record["repeated"] = {"hash": repeats.hash, "ngram": repeats.ngram, "cells": gains}
-    return record
-
-
-def position_rows(record: dict) -> Iterator[ResultRow]:
-    """The rows of the table of `by_position` in a record."""
-    for method, buckets in record["by_position"].items():
-        for bucket in buckets:
-            name = name_of(method)
-            at = bucket["low"]
-            until = bucket["high"]
-            yield ResultRow(name, "nll_at_positions", bucket["nll"], at=at, until=until)
-            gain = bucket["gain"]
-            yield ResultRow(
-                variant=name,
-                metric="gain_at_positions",
-                value=gain["estimate"],
-                at=at,
-                until=until,
-                low=number(gain.get("low")),
-                high=number(gain.get("high")),
-            )
-
-
-def read_gain_rows(record: dict) -> Iterator[ResultRow]:
-    """The rows of the table of repeated text in a record."""
-    for cell in record.get("repeated", {}).get("cells", ()):
-        distances = {"at": cell["distance_low"], "until": cell["distance_high"]}
-        cell = {**cell, "repeated_nll": cell["nll"]}
-        for row in melted([cell], ("repeated_nll", "control_nll", "read_gain")):
-            is_read = row.metric != "read_gain" or cell["readable"]
-            if is_read and cell["method"] != TRUNCATE:
-                note = f"{cell['targets']} targets"
-                yield row._replace(note=note, units=len(cell["units"]), **distances)
-
-
-def comparison_record(runs: Mapping[str, LossMeasurement], analysis: Analysis) -> dict:
-    """The content of results.json of several runs."""
-    first, *_ = runs.values()
-    return {
-        **first.facts,
-        "protocol": first.plan.protocol,
-        "trained_length": first.subject.trained_length,
-        "dtype": first.settings.dtype,
-        "targets_hash": first.plan.hash,
-        "targets": len(first.document),
-        "family": analysis.family,
-        "runs": [
-            {
-                "run": run.subject.name,
-                "step": run.subject.step,
-                "checkpoint_hash": run.subject.checkpoint_hash,
-                "train_length": run.subject.trained_length,
-            }
-            for run in runs.values()
-        ],
-    }

@@ -1,34 +1,23 @@
-"""The table of results of losses: levels, changes with their verdicts, context reach, differences.
+"""Rows of the table of results of losses: levels, changes with their verdicts, context reach,
+differences, read gains; from results.json of one checkpoint, or of each training seed of a scheme.
 
 All numbers are paired differences on the same targets. The reference is the checkpoint as trained
 at its trained length L0, also for methods: a method that is bad at L0 could otherwise appear to
-gain. The same functions serve one checkpoint under several methods, several runs, and the schemes
-of a study, whose losses have an axis of training seeds.
+gain.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
-from pydantic import TypeAdapter
 
-from errors import EvaluationError
-from evaluation.methods import TRAINED, TRUNCATE, name_of
-from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.statistics.intervals import (
-    MeanInterval,
-    interval,
-    interval_columns,
-    interval_over_units,
-    seed_means,
-    unit_counts,
-    unit_means,
-)
-from evaluation.statistics.results_table import ResultRow, results_table, row_of
-from model import AnyPosition
+from evaluation.evaluation_settings import HALF
+from evaluation.methods import TRAINED
+from evaluation.statistics.intervals import MeanInterval, interval, seed_means
+from evaluation.statistics.results_table import ResultRow, VariantResult, row_of
 
 HELD = "held"
 BROKEN = "broken"
@@ -36,7 +25,8 @@ INCONCLUSIVE = "inconclusive"
 POINTS_ONLY = "points only"
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 PRECISION = 0.1  # share of the tolerance that half precision may be off for a verdict
-_POSITION = TypeAdapter(AnyPosition)
+ROUNDING = [f"{half}_minus_float32" for half in HALF]  # of a cell of results.json
+UNMEASURED = {"failure": "not measured for every seed", "exists": True}  # a cell that is missing
 
 
 @dataclass(frozen=True)
@@ -69,10 +59,9 @@ class VariantLosses:
     """The NLL of one variant on the same targets at every length.
 
     Attributes:
-        nll: by length, ascending: (n,) of each target of one checkpoint, or (S, D) means of each
-            seed and unit.
+        nll: by length, ascending: mean of each unit, (D,) of one checkpoint, or (S, D) of each
+            seed.
         baseline_nll: as `nll`, of the same checkpoints as trained, at L0.
-        unit: (n,) units of the targets of one checkpoint.
         seeds: names of the S seeds.
         no_number_because: the reason of each length without a number.
         failed_lengths: those of them that could have been measured.
@@ -82,16 +71,88 @@ class VariantLosses:
 
     nll: dict[int, np.ndarray] = field(default_factory=dict)
     baseline_nll: np.ndarray | None = None
-    unit: np.ndarray | None = None
     seeds: Sequence[str] = ()
     no_number_because: dict[int, str] = field(default_factory=dict)
     failed_lengths: Collection[int] = ()
     notes: dict[int, str] = field(default_factory=dict)
     more: dict[int, dict[str, float]] = field(default_factory=dict)
 
-    def by_unit(self, values: np.ndarray) -> np.ndarray:
-        """Means of each unit: (D,) or (S, D)."""
-        return values if self.unit is None else unit_means(values, self.unit)
+    def is_absent(self, length: int) -> bool:
+        """Whether the length cannot be measured, as where positions end."""
+        return length in self.no_number_because and length not in self.failed_lengths
+
+
+def variant_losses(results: Sequence[VariantResult], lengths: Sequence[int]) -> VariantLosses:
+    """The losses of a variant: of one checkpoint, or of the seeds that were measured as trained at
+    the trained length.
+
+    If one seed has no number at a length, because it failed or was not measured, the others are
+    dropped too: a mean over the successful seeds only would be biased.
+    """
+    is_sample = any(each.seed for each in results)
+    baselines = [baseline_of(each.record) for each in results]
+    kept = [n for n, own in enumerate(baselines) if own is not None or not is_sample]
+    losses = VariantLosses(seeds=[results[n].seed for n in kept] if is_sample else ())
+    known = [own for own in baselines if own is not None]
+    if known:
+        losses.baseline_nll = _stacked(known, is_sample)
+    cells = [
+        {(cell["method"], cell["length"]): cell for cell in each.record["cells"]}
+        for each in results
+    ]
+    failed = []
+    for length in lengths:
+        here = [
+            of_run.get((each.method, length), UNMEASURED)
+            for each, of_run in zip(results, cells, strict=True)
+        ]
+        without = [cell for cell in here if cell.get("unit_nll") is None]
+        if without:
+            losses.no_number_because[length] = without[-1].get("failure") or "no number"
+            if len(without) < len(here) or any(cell.get("exists") for cell in without):
+                failed.append(length)
+        elif kept:
+            here = [here[n] for n in kept]
+            losses.nll[length] = _stacked([cell["unit_nll"] for cell in here], is_sample)
+            losses.notes[length] = here[0].get("scheme", "")
+            losses.more[length] = {
+                metric: float(np.mean([cell[metric] for cell in here]))
+                for metric in ("bits_per_byte", *ROUNDING)
+                if all(cell.get(metric) is not None for cell in here)
+            }
+    losses.failed_lengths = failed
+    return losses
+
+
+def baseline_of(record: dict) -> list[float] | None:
+    """Mean NLL of each unit as trained, with the context truncated to the trained length; None if
+    it was not measured."""
+    if record["protocol"] == "by-position":
+        return record["truncated_unit_nll"]
+    place = (TRAINED, record["trained_length"])
+    baselines = [
+        cell["unit_nll"] for cell in record["cells"] if (cell["method"], cell["length"]) == place
+    ]
+    return next(iter(baselines), None)
+
+
+def _stacked(units: Sequence[Sequence[float]], is_sample: bool) -> np.ndarray:
+    """(S, D) means of units of each seed, or (D,) of one checkpoint."""
+    values = np.array(units, dtype=np.float64)
+    return values if is_sample else values[0]
+
+
+def rounding(results: Sequence[VariantResult]) -> float:
+    """The largest mean difference of half precision from float32 in nats, as trained or under the
+    method."""
+    differences = [
+        abs(cell.get(metric) or 0.0)
+        for each in results
+        for cell in each.record["cells"]
+        for metric in ROUNDING
+        if cell["method"] in (each.method, TRAINED)
+    ]
+    return max(differences, default=0.0)
 
 
 def is_undertrained(baseline_nll: float | None, unigram_nll: float | None) -> bool:
@@ -112,13 +173,13 @@ def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         if length not in losses.nll:
             continue
         nll = losses.nll[length]
-        level = rules.interval(losses.by_unit(nll), alpha=rules.alpha)
+        level = rules.interval(nll, alpha=rules.alpha)
         yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
         yield from seed_rows(variant, "nll", losses, nll, rules, length)
         yield row_of(variant, "perplexity", math.exp(level.value), length)
         if losses.baseline_nll is not None:
-            gain = losses.by_unit(losses.baseline_nll - nll)
-            yield row_of(variant, "gain", rules.interval(gain, alpha=rules.alpha), length)
+            gain = rules.interval(losses.baseline_nll - nll, alpha=rules.alpha)
+            yield row_of(variant, "gain", gain, length)
         for metric, value in losses.more.get(length, {}).items():
             yield row_of(variant, metric, value, length)
 
@@ -153,7 +214,7 @@ def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> It
         if length not in losses.nll:
             holding = holding and length < rules.trained_length
             continue
-        change = losses.by_unit(losses.nll[length] - losses.baseline_nll)
+        change = losses.nll[length] - losses.baseline_nll
         delta = rules.interval(change, alpha=rules.alpha, family=rules.family)
         upper = rules.interval(change).high
         if length >= rules.trained_length:
@@ -196,7 +257,7 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         return
 
     def gain(a: int, b: int) -> np.ndarray:
-        return losses.by_unit(losses.nll[a] - losses.nll[b])
+        return losses.nll[a] - losses.nll[b]
 
     def upper(a: int, b: int, tests: int) -> float:
         """The upper bound of NLL(a) − NLL(b), at 97.5% for all `tests` bounds together."""
@@ -233,234 +294,27 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
     yield row_of(variant, "gain_shown_to", shown)
 
 
-# One checkpoint, or several.
-
-
-@dataclass
-class Analysis:
-    """The numbers of one run, or of several.
-
-    Attributes:
-        variants: methods (`name_of`), or runs under methods, with their columns in results.csv.
-        family: number of simultaneous verdicts, or of differences of several runs.
-        undertrained: variants of models hardly better than a unigram model.
-        notes: about the methods without a verdict.
-    """
-
-    table: pd.DataFrame = field(default_factory=results_table)
-    variants: dict[str, dict[str, str]] = field(default_factory=dict)
-    family: int = 1
-    undertrained: list[str] = field(default_factory=list)
-    notes: Sequence[str] = ()
-
-
-def analyze(runs: Mapping[str, LossMeasurement]) -> Analysis:
-    """All numbers of a run under its methods, with verdicts; or of several runs, by name, with
-    differences from the first one as trained, paired by target. Verdicts and differences have
-    intervals that are simultaneous over all of them.
-
-    Raises EvaluationError if no cell of a run has a finite mean, and for runs that were not scored
-    on the same targets.
-    """
-    first_name, *others = runs
-    first = runs[first_name]
-    is_one = not others
-    analysis = Analysis()
-    losses: dict[str, VariantLosses] = {}
-    for run, measurement in runs.items():
-        same_documents = np.array_equal(measurement.document, first.document)
-        if not same_documents or measurement.plan.hash != first.plan.hash:
-            raise EvaluationError(
-                f"{run} and {first_name} have different targets; evaluate both with equal settings"
-            )
-        is_void = is_undertrained(measurement.baseline_mean, measurement.unigram_mean)
-        for method in measurement.methods:
-            name = name_of(method.label)
-            columns = {"method": method.label}
-            if not is_one:
-                name = run if method.label == TRAINED else f"{run}, {method.label}"
-                columns = {"run": measurement.subject.name, **columns}
-            analysis.variants[name] = columns
-            analysis.undertrained += [name] if is_void else []
-            losses[name] = losses_of(measurement, method.label)
-    protocol = first.plan.protocol
-    judged: list[str] = []
-    changes = {}
-    if is_one:
-        if first.failed and not first.nll:
-            raise EvaluationError(
-                f"{first.subject.name}: no cell of step {first.subject.step} could be measured, "
-                f"under any method at any length ({next(iter(first.failed.values()))}); evaluate "
-                "another checkpoint"
-            )
-        judged, analysis.notes = _judged_methods(first)
-        beyond = [n for n in first.plan.lengths if n > first.subject.trained_length]
-        cells = {(label, length) for label in judged for length in beyond}
-        analysis.family = max(1, len(cells - first.absent.keys()))
-    else:
-        baseline = next(iter(losses.values())).nll
-        changes = {  # truncation to the trained length changes nothing there: it is the same array
-            (name, length): own.by_unit(nll - baseline[length])
-            for name, own in losses.items()
-            for length, nll in own.nll.items()
-            if length in baseline and nll is not baseline[length]
-        }
-        analysis.family = max(1, len(changes))
-    rules = VerdictRules(
-        first.subject.trained_length,
-        first.settings.tolerance,
-        unit_counts(first.unit),
-        alpha=1 - first.settings.confidence,
-        family=analysis.family,
-        has_learned=not analysis.undertrained,
-    )
-    rows: list[ResultRow] = []
-    for name, own in losses.items():
-        method = analysis.variants[name]["method"]
-        rows += level_rows(name, own, rules)
-        if method in judged and own.baseline_nll is not None and protocol != "by-position":
-            rows += verdict_rows(name, own, rules)
-        # Not for non-overlapping windows, where a longer length also means fewer targets with
-        # little context, nor by position, which has one length.
-        if is_one and protocol in ("fixed-targets", "sliding") and method != TRUNCATE:
-            rows += reach_rows(name, own, rules)
-    for (name, length), change in changes.items():
-        difference = rules.interval(change, alpha=rules.alpha, family=rules.family)
-        rows.append(row_of(name, "difference", difference, length))
-    analysis.table = results_table(rows)
-    return analysis
-
-
-def losses_of(measurement: LossMeasurement, label: str) -> VariantLosses:
-    """The losses of a checkpoint under one method."""
-    nll = {}
-    more: dict[int, dict[str, float]] = {}
-    reasons = {}
-    for length in measurement.plan.lengths:
-        cell = (label, length)
-        if reason := measurement.absent.get(cell) or measurement.failed.get(cell):
-            reasons[length] = reason
-        if cell in measurement.nll:
-            nll[length] = measurement.nll[cell]
-            bits = bits_per_byte(nll[length], measurement.n_bytes)
-            more[length] = {} if bits is None else {"bits_per_byte": bits}
-            if cell in measurement.rounding_error:
-                half = f"{measurement.settings.dtype}_minus_float32"
-                more[length][half] = measurement.rounding_error[cell]
-    return VariantLosses(
-        nll=nll,
-        baseline_nll=measurement.baseline_nll,
-        unit=measurement.unit,
-        no_number_because=reasons,
-        failed_lengths=[length for each, length in measurement.failed if each == label],
-        notes={
-            length: describe_scheme(measurement, label, length)
-            for length in measurement.plan.lengths
-        },
-        more=more,
-    )
-
-
-def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
-    """Sum of NLL / ln 2 / bytes of the targets' raw text; None if the number of bytes is
-    unknown."""
-    return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
-
-
-def _judged_methods(measurement: LossMeasurement) -> tuple[list[str], list[str]]:
-    """Labels that get a verdict, and a note for each that does not."""
-    allowed = PRECISION * measurement.settings.tolerance
-    dtype = measurement.settings.dtype
-    worst: dict[str, float] = {}
-    for (label, _), difference in measurement.rounding_error.items():
-        worst[label] = max(worst.get(label, 0.0), abs(difference))
-    labels = [method.label for method in measurement.methods if not method.truncates]
-    bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
-    notes = [
-        f"{label}: no verdict: {dtype} differs by {worst[label]:.4f} nats on average from "
-        f"float32 (allowed: {allowed:.4f}); use dtype=float32"
-        for label in bad
-    ]
-    # Every verdict is about a difference from the checkpoint as trained.
-    return ([] if TRAINED in bad else [label for label in labels if label not in bad]), notes
-
-
-def describe_scheme(measurement: LossMeasurement, label: str, length: int) -> str:
-    """The scheme as evaluated at this length: `rope, yarn factor 4 (auto)`."""
-    if label == TRUNCATE:
-        length = measurement.subject.trained_length
-    record = measurement.schemes[label]
-    schemes = record["kinds"].values() if "kinds" in record else [record]
-    parts = [
-        _POSITION.validate_python(scheme).describe(length, measurement.subject.original_length)
-        for scheme in schemes
-    ]
-    tail = f", context truncated to {length}" if label == TRUNCATE else ""
-    return " | ".join(parts) + tail
-
-
-def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
-    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
-    to the last position; gain over truncation paired per bucket. Empty for other protocols, and
-    where the baseline has failed."""
-    if measurement.plan.protocol != "by-position" or measurement.baseline_nll is None:
-        return {}
-    ((length, windows),) = measurement.plan.windows.items()
-    position = np.tile(np.arange(length), len(windows))[measurement.screening.kept]
-    exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
-    buckets: dict[str, list[dict]] = {}
-    for (method, _), nll in measurement.nll.items():
-        for k in np.unique(exponents).tolist():
-            inside = exponents == k
-            gains = (measurement.baseline_nll - nll)[inside]
-            alpha = 1 - measurement.settings.confidence
-            gain = interval_over_units(gains, measurement.unit[inside], alpha=alpha)
-            bucket = {
-                "low": 2**k // 2,
-                "high": min(2**k, length),
-                "count": int(inside.sum()),
-                "nll": float(nll[inside].mean()),
-                "gain": {"estimate": gain.value, "low": gain.low, "high": gain.high},
-            }
-            buckets.setdefault(method, []).append(bucket)
-    return buckets
-
-
-def read_gains(measurement: LossMeasurement) -> Iterator[dict]:
-    """The cell of results.json for each method, length and octave of distances, from [2^k,
-    2^(k+1)); intervals over units, paired by target.
-
-    readable: number of targets whose earlier occurrence is among the inputs; nll, control_nll:
-    means over targets, before and after it was replaced, and of each unit; read_gain: what the
-    model reads at this distance, control NLL − NLL.
-    """
-    targets = measurement.plan.repeats
-    if targets is None:
-        return
-    units = measurement.units[np.repeat(targets.document, targets.keep)]
-    octave = np.frexp(targets.target_distances())[1]
-    for (method, length), losses in measurement.repeated.items():
-        inputs = measurement.subject.trained_length if method == TRUNCATE else length
-        readable = targets.is_readable(inputs)
-        for k in np.unique(octave).tolist():
-            here = octave == k
-            unit = units[here]
-            nll = losses[here]
-            control = measurement.control[method, length][here]
-            alpha = 1 - measurement.settings.confidence
-            gain = interval_over_units(control - nll, unit, alpha=alpha)
-            yield {
-                "method": method,
-                "length": length,
-                "targets": len(nll),
-                "nll": float(nll.mean()),
-                "distance_low": 2**k // 2,
-                "distance_high": 2**k,
-                "readable": int(readable[here].sum()),
-                "control_nll": float(control.mean()),
-                **interval_columns("read_gain", gain),
-                "units": [measurement.unit_names[each] for each in np.unique(unit)],
-                "unit_targets": unit_counts(unit).tolist(),
-                "unit_nll": unit_means(nll, unit).tolist(),
-                "unit_control_nll": unit_means(control, unit).tolist(),
-            }
+def repeated_rows(
+    variant: str, results: Sequence[VariantResult], rules: VerdictRules, targets: str | None
+) -> Iterator[ResultRow]:
+    """NLL and read gain of repeated text by length and distance, of the results on the targets with
+    this hash. One checkpoint has no read gain where nothing is readable."""
+    by_place: dict[tuple, list[dict]] = defaultdict(list)
+    is_sample = any(each.seed for each in results)
+    for each in results:
+        repeated = each.record.get("repeated", {})
+        for cell in repeated.get("cells", ()) if repeated.get("hash") == targets else ():
+            if cell["method"] == each.method:
+                place = (cell["length"], cell["distance_low"], cell["distance_high"])
+                by_place[place].append(cell)
+    for (length, low, high), cells in by_place.items():
+        counts = np.array(cells[0]["unit_targets"])
+        nll = _stacked([cell["unit_nll"] for cell in cells], is_sample)
+        control = _stacked([cell["unit_control_nll"] for cell in cells], is_sample)
+        values = {"repeated_nll": nll, "control_nll": control}
+        if is_sample or cells[0]["readable"]:
+            values["read_gain"] = control - nll
+        for metric, of_units in values.items():
+            mean = interval(of_units, counts, alpha=rules.alpha)
+            note = f"{counts.sum()} targets"
+            yield row_of(variant, metric, mean, length, at=low, until=high, note=note)

@@ -6,9 +6,8 @@ import pytest
 from scipy import stats
 
 from evaluation.methods import name_of
-from evaluation.reports.loss_report import record_of
-from evaluation.statistics.loss_table import analyze
-from evaluation.statistics.results_table import select
+from evaluation.reports.loss_record import record_of
+from evaluation.reports.loss_report import loss_report
 from tests.tables import find
 
 
@@ -22,7 +21,7 @@ def test_results_record_units(do, make_store):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
     result = do(store=store, train=train)
-    record = record_of(result, analyze({"run": result}))
+    record = record_of(result)
     assert record["units"] == {
         "kind": "cluster",
         "names": ["ann", "bob", "cy", "doc3", "doc6"],
@@ -42,7 +41,7 @@ def test_every_derived_column_by_hand(do):
     """Seven documents; verdicts of three methods at two lengths are one family."""
     result = do()
     result.unigram = None  # a random model is not called undertrained then
-    table = analyze({"run": result}).table
+    table = loss_report({"run": result}).results.table
     base = result.nll["trained", 16]
 
     def interval(values, share=0.05):
@@ -87,11 +86,11 @@ def test_absent_cells_are_not_in_the_family(do):
     result = do(methods=["trained", "truncate", "yarn", "window"])
     absent = {("yarn", 64): "its positions end after 40 tokens", ("yarn", 16): "another reason"}
     left = {cell: nll for cell, nll in result.nll.items() if cell not in absent}
-    assert analyze({"run": result}).family == 6
+    assert loss_report({"run": result}).results.family == 6
     result.nll = left
     result.failed = absent
-    assert analyze({"run": result}).family == 6
+    assert loss_report({"run": result}).results.family == 6
     result.absent = absent
     result.failed = {}
-    analysis = analyze({"run": result})
-    assert {row.family for row in select(analysis.table, "delta")} == {5}
+    rows = loss_report({"run": result}).results.rows("delta")
+    assert {row.family for row in rows} == {5}

@@ -6,9 +6,9 @@ from scipy import stats
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.reports.loss_record import read_gains
 from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
 from evaluation.scoring.targets import EvaluationText
-from evaluation.statistics.loss_table import read_gains
 from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, loss_session
 
 N = 3  # tokens before a target

@@ -10,8 +10,6 @@ from evaluation.reports.loss_report import loss_report
 from evaluation.scoring.cells import CellStore, cell_file
 from evaluation.scoring.targets import EvaluationText
 from evaluation.scoring.text_loss import ModelScorer, raw_bytes, unigram_nll
-from evaluation.statistics.loss_table import analyze
-from evaluation.statistics.results_table import select
 from model import TokenPositions
 from tests.tables import value
 
@@ -115,7 +113,7 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     text = EvaluationText(store)
     ids = np.concatenate([text.slice(document, end - k, end) for document, end, _, k in spans])
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
-    bits = value(analyze({"run": result}).table, "as trained", "bits_per_byte", 64)
+    bits = value(loss_report({"run": result}).results.table, "as trained", "bits_per_byte", 64)
     nats = result.nll["trained", 64].sum()
     assert bits == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
@@ -165,13 +163,12 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     worst = max(abs(difference) for difference in result.rounding_error.values())
     assert worst > 0
     # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
-    assert any("no verdict" in note for note in analyze({"run": evaluated(tolerance=worst)}).notes)
-    loose = analyze({"run": evaluated(tolerance=max(1.0, 11 * worst))})
-    assert not loose.notes
-    assert {row.variant for row in select(loose.table, "delta")} == {
-        "as trained",
-        "yarn",
-    }
+    strict = loss_report({"run": evaluated(tolerance=worst)})
+    assert strict.results.imprecise
+    assert any("dtype=float32" in line for line in strict.caveats)
+    loose = loss_report({"run": evaluated(tolerance=max(1.0, 11 * worst))}).results
+    assert not loose.imprecise
+    assert {row.variant for row in loose.rows("delta")} == {"as trained", "yarn"}
 
 
 @pytest.mark.parametrize(
