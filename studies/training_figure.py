@@ -1,9 +1,10 @@
 """Training curves of one or several runs: loss, held-out NLL by length, learning rate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from errors import StudyError
-from evaluation.reports.figures import DASHED, DOTTED, Curve, FigureText, Panel, panels, styles_of
+from evaluation.reports.figures import (
+    DASHED,
+    DOTTED,
+    FigureText,
+    Panel,
+    draw_line,
+    panels,
+    styles_of,
+)
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 
@@ -105,51 +114,56 @@ def differences(runs: Sequence[TrainingCurves]) -> list[str]:
 def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     """Training loss (thin: each step), held-out NLL and learning rate."""
     styles = styles_of([run.name for run in runs])
-    losses = []
-    held_out = []
-    rates = []
-    for run in runs:
-        color = styles[run.name].color
-        losses.append(_curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22))
-        losses.append(_curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4))
-        rates.append(_curve(run.of("lr"), "", color, width=1.3))
-        rows_of = run.of("held_out")
-        evaluated = rows_of["length"].unique().tolist()
-        of_length = styles_of([str(length) for length in evaluated])
-        for length in evaluated:
-            style = of_length[str(length)]
-            rows = rows_of.loc[rows_of["length"] == length]
+
+    def draw(
+        axes: Axes, run: TrainingCurves, rows: pd.DataFrame, name: str = "", **style: Any
+    ) -> None:
+        """A measure over tokens; a name is followed by the last finite value."""
+        values = rows.value.to_numpy(dtype=float)
+        known = values[np.isfinite(values)]
+        label = f"{name}  {known[-1]:.3f}" if name and len(known) else ""
+        style = {"color": styles[run.name].color, **style}
+        draw_line(axes, rows.tokens.to_numpy(dtype=float), values, label=label, **style)
+
+    def draw_loss(axes: Axes, run: TrainingCurves) -> None:
+        draw(axes, run, run.of("loss"), lw=0.5, zorder=2, alpha=0.22)
+        draw(axes, run, run.of("loss_smoothed"), run.name, lw=1.6, zorder=4)
+
+    def draw_held_out(axes: Axes, run: TrainingCurves) -> None:
+        rows = run.of("held_out")
+        lengths = rows["length"].unique().tolist()
+        of_length = styles_of([str(length) for length in lengths])
+        for length in lengths:
+            shade, marker, _ = of_length[str(length)]
+            style = {"marker": marker, "color": shade if len(runs) == 1 else styles[run.name].color}
             name = f"{run.name}, {length:,} ({length / run.train_length:g} × L0)"
-            shade = style.color if len(runs) == 1 else color
-            held_out.append(_curve(rows, name, shade, width=1.3, marker=style.marker, size=3.6))
+            draw(axes, run, rows.loc[rows["length"] == length], name, lw=1.3, ms=3.6, **style)
 
-    def scales(axes: Axes) -> None:
-        axes.set_xlim(0)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
-        for run in runs:
-            color = styles[run.name].color
-            for kind, dash in EVENTS.items():
-                for tokens in run.of(kind).tokens:
-                    axes.axvline(tokens, color=color, lw=0.9, ls=dash, zorder=1.5)
+    def draw_rate(axes: Axes, run: TrainingCurves) -> None:
+        draw(axes, run, run.of("lr"), lw=1.3)
 
-    def loss_panel(curves: Sequence[Curve], y: str, height: float) -> Panel:
-        def loss_scales(axes: Axes) -> None:
-            scales(axes)
-            shown = [
-                np.asarray(each.y)[np.asarray(each.x) >= EARLY * each.x[-1]] for each in curves
-            ]
-            # without outlying steps
-            low, high = np.nanpercentile(np.concatenate(shown), [0.5, 99.5])
-            room = max(high - low, 0.05)
-            axes.set_ylim(low - 0.08 * room, high + 0.12 * room)
+    def panel(draw_run: Callable, y: str, height: float) -> Panel:
+        def draw_all(axes: Axes) -> None:
+            for run in runs:
+                draw_run(axes, run)
+            if draw_run is not draw_rate:
+                limit_losses(axes)
+            axes.set_xlim(0)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
+            for run in runs:
+                for kind, dash in EVENTS.items():
+                    style = {"color": styles[run.name].color, "lw": 0.9, "ls": dash, "zorder": 1.5}
+                    for tokens in run.of(kind).tokens:
+                        axes.axvline(tokens, **style)
 
-        return Panel(curves, y=y, scales=loss_scales, height=height)
+        return Panel(draw_all, y=y, height=height)
 
+    has_held_out = any(len(run.of("held_out")) for run in runs)
     shown = [
-        loss_panel(losses, "training loss, nats", 2.8),
-        loss_panel(held_out, "held-out NLL, nats", 1.9),
-        Panel(rates, y="learning rate", scales=scales, height=1.1),
+        panel(draw_loss, "training loss, nats", 2.8),
+        panel(draw_held_out, "held-out NLL, nats", 1.9) if has_held_out else None,
+        panel(draw_rate, "learning rate", 1.1),
     ]
     lengths = dict.fromkeys(f"{run.train_length:,}" for run in runs)
     name = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name
@@ -158,10 +172,12 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     return panels(shown, text, x="target tokens trained on")
 
 
-def _curve(rows: pd.DataFrame, name: str, color: str, **style) -> Curve:
-    """A measure over tokens; a name is followed by the last finite value."""
-    x = rows.tokens.to_numpy(dtype=float)
-    y = rows.value.to_numpy(dtype=float)
-    known = y[np.isfinite(y)]
-    label = f"{name}  {known[-1]:.3f}" if name and len(known) else ""
-    return Curve(label, x, y, color, **style)
+def limit_losses(axes: Axes) -> None:
+    """Limits of the y axis without the losses of the first steps and outlying ones."""
+    late = []
+    for line in axes.get_lines():
+        tokens, losses = np.asarray(line.get_xydata(), dtype=float).T
+        late.append(losses[tokens >= EARLY * tokens[-1]])
+    low, high = np.nanpercentile(np.concatenate(late), [0.5, 99.5])
+    room = max(high - low, 0.05)
+    axes.set_ylim(low - 0.08 * room, high + 0.12 * room)

@@ -22,6 +22,7 @@ effect that counts:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,9 +42,10 @@ from evaluation.reports.figures import (
     INK,
     MARKERS,
     SOFT,
-    Curve,
     FigureText,
     Panel,
+    draw_level,
+    draw_line,
     panels,
 )
 from evaluation.statistics.intervals import CLAIM_SEEDS, half_width_of_sum, seed_means
@@ -324,32 +326,30 @@ def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
 
 def trend_figure(trend: TrendSettings, rows: pd.DataFrame) -> Figure:
     """A panel for each effect: its value on every rung, the line with its interval, and ±δ."""
-    drawn = []
-    for name, each in trends_of(trend, rows).items():
-        by_length: dict[int, list[RungEffect]] = {}
-        for rung in each.rungs:
-            by_length.setdefault(rung.length, []).append(rung)
-        curves = []
-        for length, color, marker in zip(sorted(by_length), COLOURS, MARKERS, strict=False):
-            own = by_length[length]
-            value, low, high = np.array([each.interval_of(rung) for rung in own]).T
-            sizes = [rung.parameters for rung in own]
-            label = f"{length:,} tokens"
-            curves.append(Curve(label, sizes, value, color, low, high, dash="", marker=marker))
-        sizes = np.linspace(*each.ends, 25)
-        line = np.array([each.at(size) for size in sizes])
-        curves.append(Curve("", 10**sizes, line[:, 0], SOFT))
-
-        def scales(axes: Axes, sizes=sizes, line=line, delta=each.delta) -> None:
-            axes.set_xscale("log")
-            axes.fill_between(10**sizes, line[:, 1], line[:, 2], color=SOFT, alpha=0.18, lw=0)
-            axes.axhspan(-delta, delta, color=BAND, alpha=0.13, lw=0, zorder=0.5)
-
-        heading = f"{trend.effects[name].statement}: {each.word}"
-        drawn.append(
-            Panel(curves, heading, [("", 0.0, INK)], scales=scales, named=False, height=1.9)
+    shown = [
+        Panel(
+            partial(_draw_trend, trend=each),
+            f"{trend.effects[name].statement}: {each.word}",
+            named=False,
+            height=1.9,
         )
-    text = FigureText("", "", "")
-    return panels(
-        drawn, text, x="parameters without embeddings", y="nats", columns=2, names="below"
-    )
+        for name, each in trends_of(trend, rows).items()
+    ]
+    x = "parameters without embeddings"
+    return panels(shown, FigureText(), x=x, y="nats", columns=2, names="below")
+
+
+def _draw_trend(axes: Axes, trend: Trend) -> None:
+    draw_level(axes, 0.0, color=INK)
+    lengths = sorted({rung.length for rung in trend.rungs})
+    for length, color, marker in zip(lengths, COLOURS, MARKERS, strict=False):
+        own = [rung for rung in trend.rungs if rung.length == length]
+        value, low, high = np.array([trend.interval_of(rung) for rung in own]).T
+        style: Any = {"label": f"{length:,} tokens", "color": color, "marker": marker, "ls": ""}
+        draw_line(axes, [rung.parameters for rung in own], value, low, high, **style)
+    sizes = np.linspace(*trend.ends, 25)
+    line, low, high = np.array([trend.at(size) for size in sizes]).T
+    draw_line(axes, 10**sizes, line, color=SOFT)
+    axes.set_xscale("log")
+    axes.fill_between(10**sizes, low, high, color=SOFT, alpha=0.18, lw=0)
+    axes.axhspan(-trend.delta, trend.delta, color=BAND, alpha=0.13, lw=0, zorder=0.5)

@@ -11,18 +11,19 @@ at column width and without color.
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps, rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
@@ -45,6 +46,7 @@ INK = "#222222"
 SOFT = "#6E6E6E"
 FAINT = "#767676"
 GRID = "#E6E6E6"
+Numbers = Sequence[float] | np.ndarray
 DOTTED = (0, (1, 2))
 DASHED = (0, (5, 3))
 WIDTH = 7.2  # inches
@@ -67,8 +69,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "sextant",
 }
 
-Numbers = Sequence[float] | np.ndarray
-
 
 @dataclass(frozen=True)
 class FigureText:
@@ -80,127 +80,80 @@ class FigureText:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One line.
-
-    Attributes:
-        label: '' for a curve without a name.
-        low, high: ends of the interval of each y, or of each x if `across`; NaN or empty for none.
-        dash: a linestyle of matplotlib; '' for markers alone.
-        every: which points have markers, as matplotlib's `markevery`.
-        hollow: markers are outlines.
-    """
-
-    label: str
-    x: Numbers
-    y: Numbers
-    color: str = INK
-    low: Numbers = ()
-    high: Numbers = ()
-    across: bool = False
-    width: float = 1.5
-    dash: Any = "-"
-    marker: str = ""
-    size: float = 4.6
-    every: Any = None
-    hollow: bool = False
-    order: float = 3
-    alpha: float | None = None
-
-    @property
-    def end(self) -> tuple[float, float]:
-        """The last finite point."""
-        last = np.flatnonzero(np.isfinite(self.y))[-1]
-        return float(self.x[last]), float(self.y[last])
-
-    def draw(self, axes: Axes) -> Line2D:
-        (line,) = axes.plot(
-            self.x,
-            self.y,
-            label=self.label or "_",
-            color=self.color,
-            lw=self.width,
-            ls=self.dash,
-            marker=self.marker,
-            markevery=self.every,
-            ms=self.size,
-            mfc="white" if self.hollow else self.color,
-            mec=self.color if self.hollow else "white",
-            mew=0.9 if self.hollow else 0.6,
-            zorder=self.order,
-            alpha=self.alpha,
-        )
-        wide = np.greater(self.high, self.low)
-        if wide.any():
-            value = self.x if self.across else self.y
-            ends = np.stack([np.subtract(value, self.low), np.subtract(self.high, value)])
-            axes.errorbar(
-                np.asarray(self.x)[wide],
-                np.asarray(self.y)[wide],
-                xerr=ends[:, wide] if self.across else None,
-                yerr=None if self.across else ends[:, wide],
-                fmt="none",
-                color=self.color,
-                elinewidth=1.0,
-                capsize=2.2,
-                alpha=0.75,
-                zorder=self.order - 0.5,
-            )
-        return line
-
-
-@dataclass(frozen=True)
 class Panel:
-    """Curves over common axes.
+    """What one pair of axes shows.
 
     Attributes:
-        levels: horizontal lines across the axes: label, y, color.
+        draw: draws everything but the labels of the axes. A key names the lines with a label.
         x, y: labels of the axes.
-        scales: sets scales, limits and marks of the axes; the curves are drawn already.
-        named: whether a key beside the panel names its curves.
-        is_filled: `scales` draws what the panel shows.
+        named: whether the key is beside the panel.
         height: in inches; more where the key requires it.
     """
 
-    curves: Sequence[Curve] = ()
+    draw: Callable[[Axes], object]
     heading: str = ""
-    levels: Sequence[tuple[str, float, str]] = ()
     x: str = ""
     y: str = ""
-    scales: Callable[[Axes], object] | None = None
     named: bool = True
-    is_filled: bool = False
     height: float = 2.9
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.is_filled or any(np.isfinite(curve.y).any() for curve in self.curves))
 
-    @property
-    def labels(self) -> list[str]:
-        """What its key names."""
-        labels = [curve.label for curve in self.curves] + [label for label, *_ in self.levels]
-        return list(filter(None, labels))
+def draw_line(
+    axes: Axes,
+    x: Numbers,
+    y: Numbers,
+    low: Numbers = (),
+    high: Numbers = (),
+    *,
+    label: str = "",
+    color: str = INK,
+    across: bool = False,
+    hollow: bool = False,
+    **style: Any,
+) -> None:
+    """A line with intervals.
 
-    def draw(self, axes: Axes) -> list[Line2D]:
-        """Draw everything; returns the lines with names, the one that ends highest first."""
-        axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        named = []
-        for label, y, color in self.levels:
-            line = axes.axhline(y, label=label, color=color, lw=1.1, ls=DASHED, zorder=2)
-            named += [(y, line)] if label else []
-        for curve in self.curves:
-            line = curve.draw(axes)
-            named += [(curve.end[1], line)] if curve.label else []
-        if self.scales is not None:
-            self.scales(axes)
-        return [line for _, line in sorted(named, key=lambda end: -end[0])]
+    Args:
+        label: in a key; '' for none.
+        low, high: ends of the interval of each y, or of each x if `across`; NaN or empty for none.
+        hollow: markers are outlines.
+        style: of `Axes.plot`.
+    """
+    style = {
+        "lw": 1.5,
+        "ms": 4.6,
+        "zorder": 3,
+        "mfc": "white" if hollow else color,
+        "mec": color if hollow else "white",
+        "mew": 0.9 if hollow else 0.6,
+        **style,
+    }
+    axes.plot(x, y, label=label or "_", color=color, **style)
+    wide = np.greater(high, low)
+    if wide.any():
+        value = x if across else y
+        ends = np.stack([np.subtract(value, low), np.subtract(high, value)])[:, wide]
+        axes.errorbar(
+            np.asarray(x)[wide],
+            np.asarray(y)[wide],
+            fmt="none",
+            color=color,
+            elinewidth=1.0,
+            capsize=2.2,
+            alpha=0.75,
+            zorder=style["zorder"] - 0.5,
+            xerr=ends if across else None,
+            yerr=None if across else ends,
+        )
+
+
+def draw_level(axes: Axes, y: float, label: str = "", color: str = SOFT) -> None:
+    """A dashed horizontal line across the axes."""
+    axes.axhline(y, label=label or "_", color=color, lw=1.1, ls=DASHED, zorder=2)
 
 
 def panels(
-    content: Iterable[Panel],
+    content: Iterable[Panel | None],
     text: FigureText,
     *,
     x: str = "",
@@ -209,69 +162,73 @@ def panels(
     names: Literal["beside", "below"] = "beside",
     width: float = WIDTH,
 ) -> Figure:
-    """A grid of panels; empty ones are left out.
+    """A grid of panels; those without anything to show, None, are left out.
 
     Args:
         x, y: labels of the axes of the last row and the first column, where a panel has none.
-        names: in a key beside each panel, highest curve first, or in one key below all.
+        names: in a key beside each panel, highest line first, or in one key below all.
     """
-    shown = [panel for panel in content if not panel.is_empty]
+    shown = [panel for panel in content if panel is not None]
     columns = max(1, min(columns, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
-    heights = [0.0] * rows
-    for n, panel in enumerate(shown):
-        has_key = names == "beside" and panel.named
-        room = 0.8 + KEY_ROW * len(panel.labels) if has_key else 0.0
-        heights[n // columns] = max(heights[n // columns], panel.height, room)
-    known = dict.fromkeys(label for panel in shown for label in panel.labels)
-    key_columns = max(1, int(13 * width / (10 + max(map(len, known), default=0))))
-    has_key = names == "below" and len(known) > 1
-    key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.1 if has_key else 0.0
     with rc_context(STYLE):
+        figure = Figure(dpi=DPI)
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes in grid.flat[len(shown) :]:
+            axes.remove()
+        heights = [0.0] * rows
+        known: dict[str, Artist] = {}
+        for n, (panel, axes) in enumerate(zip(shown, grid.flat, strict=False)):
+            axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
+            axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+            panel.draw(axes)
+            across = x if n + columns >= len(shown) else ""
+            up = y if n % columns == 0 else ""
+            axes.set_xlabel(panel.x or across, color=INK, parse_math=True)
+            axes.set_ylabel(panel.y or up, color=INK, parse_math=True)
+            lines, labels = axes.get_legend_handles_labels()
+            known |= dict(zip(labels, lines, strict=True))
+            room = 0.0
+            if names == "beside" and panel.named and lines:
+                room = 0.8 + KEY_ROW * len(lines)
+                key_beside(axes)
+            heights[n // columns] = max(heights[n // columns], panel.height, room)
+        key_columns = max(1, int(13 * width / (10 + max(map(len, known), default=0))))
+        has_key = names == "below" and len(known) > 1
+        key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.1 if has_key else 0.0
         head = HEAD if text.title else 0.1
         foot = 0.24 + 0.14 * text.note.count("\n") if text.note else 0.06
         total = head + sum(heights) + key_height + foot
-        figure = Figure(figsize=(width, total), dpi=DPI)
-        FigureCanvasAgg(figure)
-        title = {"fontsize": 11.5, "fontweight": "bold", "color": INK, "va": "top"}
+        figure.set_size_inches(width, total)
+        grid[0, 0].get_gridspec().set_height_ratios(heights)
+        title: Any = {"fontsize": 11.5, "fontweight": "bold", "color": INK, "va": "top"}
         figure.text(0.02, 1 - 0.12 / total, text.title, **title)
-        small = {"fontsize": 8.5, "color": SOFT, "va": "top"}
+        small: Any = {"fontsize": 8.5, "color": SOFT, "va": "top"}
         figure.text(0.02, 1 - 0.36 / total, text.subtitle, **small)
         figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
         under = (foot + key_height) / total
         area = (0.008, under, 0.984, 1 - head / total - under)
         figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.06, w_pad=0.02))
-        grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
-        for axes in grid.flat[len(shown) :]:
-            axes.remove()
-        handles: dict[Any, Line2D] = {}
-        for n, panel in enumerate(shown):
-            axes = grid.flat[n]
-            axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
-            lines = panel.draw(axes)
-            across = x if n + columns >= len(shown) else ""
-            up = y if n % columns == 0 else ""
-            axes.set_xlabel(panel.x or across, color=INK, parse_math=True)
-            axes.set_ylabel(panel.y or up, color=INK, parse_math=True)
-            handles |= {line.get_label(): line for line in lines}
-            if names == "beside" and panel.named and lines:
-                key = axes.legend(
-                    handles=lines,
-                    loc="center left",
-                    bbox_to_anchor=(1.02, 0.5),
-                    **KEY,
-                )
-                for line, label in zip(lines, key.get_texts(), strict=True):
-                    label.set_color(line.get_color())
         if has_key:
-            figure.legend(
-                handles=[handles[label] for label in known],
-                loc="lower center",
-                bbox_to_anchor=(0.5, foot / total),
-                ncols=key_columns,
-                **KEY,
-            )
+            place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, foot / total)}
+            figure.legend(handles=known.values(), ncols=key_columns, **place, **KEY)
         return figure
+
+
+def key_beside(axes: Axes) -> None:
+    """A key right of the axes, the line that ends highest first."""
+
+    def end(line: Any) -> float:
+        y = np.asarray(line.get_ydata(), dtype=float)
+        return y[np.isfinite(y)][-1]
+
+    lines: list[Any] = sorted(axes.get_legend_handles_labels()[0], key=end, reverse=True)
+    key = axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.02, 0.5), **KEY)
+    for line, label in zip(lines, key.get_texts(), strict=True):
+        label.set_color(line.get_color())
 
 
 def token_axis(axes: Axes, ticks: Sequence[float]) -> None:
@@ -396,35 +353,6 @@ class LengthAxis:
             mark(axes, length, f"trained length {length:,}" if name_marks else "")
 
 
-def curves_of(rows: Iterable[ResultRow], styles: Styles, axis: LengthAxis) -> list[Curve]:
-    """A line for each variant; rows of single seeds are thin lines without a name."""
-    by_line: dict[tuple[str, str], list[ResultRow]] = {}
-    for row in rows:
-        if math.isfinite(row.value):
-            by_line.setdefault((row.variant, row.seed), []).append(row)
-    curves = []
-    for (variant, seed), own in by_line.items():
-        style = styles[variant]
-        curve = Curve(
-            style.label(variant),
-            x=[float(axis.x_of(row)) for row in own],
-            y=[row.value for row in own],
-            color=style.color,
-            low=[row.low for row in own],
-            high=[row.high for row in own],
-            width=1.6,
-            marker=style.marker,
-            hollow=style.marked,
-            order=4,
-        )
-        if style.color == FAINT:
-            curve = replace(curve, width=0.8, size=3.5, order=2.5)
-        if seed:
-            curve = replace(curve, label="", low=(), high=(), width=0.6, marker="", order=2.5)
-        curves.append(curve)
-    return curves
-
-
 def length_panel(
     rows: Iterable[ResultRow],
     styles: Styles,
@@ -438,8 +366,9 @@ def length_panel(
     share: bool = False,
     named: bool = True,
     height: float = 3.2,
-) -> Panel:
-    """A line for each variant, named with its last value.
+) -> Panel | None:
+    """A line for each variant, named with its last value; rows of single seeds are thin lines
+    without a name. None without rows.
 
     Args:
         levels: horizontal lines (label, y); `{}` in a label is replaced by the value.
@@ -448,22 +377,47 @@ def length_panel(
         share: values from 0 to 1, in per cent.
         named: with a key beside the panel; else on an axis from 0.
     """
-    rows = list(rows)
-    curves = curves_of(rows, styles, axis)
-    number = signed if band else plain
-    if share:
-        number = "{:.0%}".format
-    longest = max((curve.end[0] for curve in curves), default=0.0)
-    if named:
-        for n, curve in enumerate(curves):
-            x, value = curve.end
-            text = number(value) if x == longest else f"{number(value)} at {x:,.0f}"
-            if curve.label:
-                curves[n] = replace(curve, label=f"{curve.label}  {text}")
+    by_line: dict[tuple[str, str], list[ResultRow]] = {}
+    for row in rows:
+        if math.isfinite(row.value):
+            by_line.setdefault((row.variant, row.seed), []).append(row)
+    if not by_line:
+        return None
+    number = "{:.0%}".format if share else signed if band else plain
+    longest = max(axis.x_of(own[-1]) for own in by_line.values())
 
-    def scales(axes: Axes) -> None:
+    def name_of_line(own: Sequence[ResultRow]) -> str:
+        label = styles[own[-1].variant].label(own[-1].variant)
+        if not named:
+            return label
+        x = axis.x_of(own[-1])
+        return f"{label}  {number(own[-1].value)}" + (f" at {x:,.0f}" if x < longest else "")
+
+    def draw(axes: Axes) -> None:
+        for label, at in levels:
+            draw_level(axes, at, label.replace("{}", number(at)))
+        for (variant, seed), own in by_line.items():
+            style = styles[variant]
+            line: dict[str, Any] = {
+                "color": style.color,
+                "lw": 1.6,
+                "marker": style.marker,
+                "zorder": 4,
+            }
+            if style.color == FAINT:
+                line |= {"lw": 0.8, "ms": 3.5, "zorder": 2.5}
+            if seed:
+                line |= {"lw": 0.6, "marker": "", "zorder": 2.5}
+            else:
+                line |= {
+                    "label": name_of_line(own),
+                    "low": [row.low for row in own],
+                    "high": [row.high for row in own],
+                }
+            x = [float(axis.x_of(row)) for row in own]
+            draw_line(axes, x, [row.value for row in own], hollow=style.marked, **line)
         axis.apply(axes, name_marks=named and not heading)
-        values = [at for _, at in levels] + ends_of(rows)
+        values = [at for _, at in levels] + ends_of(chain(*by_line.values()))
         if top is not None:
             values = [min(value, top) for value in values]
         if share or not named:
@@ -475,15 +429,7 @@ def length_panel(
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
     note = f" (linear within ±{band:g})" if band else ""
-    return Panel(
-        curves,
-        heading and heading + note,
-        [(label.replace("{}", number(at)), at, SOFT) for label, at in levels],
-        y=y and y + note,
-        scales=scales,
-        named=named,
-        height=height,
-    )
+    return Panel(draw, heading and heading + note, y=y and y + note, named=named, height=height)
 
 
 def multiples(
@@ -525,7 +471,7 @@ def difference_panel(
     axis: LengthAxis,
     heading: str,
     band: float,
-) -> Panel:
+) -> Panel | None:
     """Differences with their intervals below a panel that names the lines; ± `band` is shaded.
     Without the variants that are grey."""
     shown = [row for row in rows if styles[row.variant].color != FAINT]
@@ -538,28 +484,27 @@ def difference_panel(
         band=band,
         height=1.7,
     )
-    return replace(panel, named=False)
+    return panel and replace(panel, named=False)
 
 
 def rows_panel(
     names: Sequence[str],
-    curves: Sequence[Curve],
+    draw: Callable[[Axes], object],
     *,
     heading: str = "",
     x: str = "",
-    marks: Mapping[float, str] | None = None,
-    scales: Callable[[Axes], object] = lambda axes: axes.locator_params(axis="x", nbins=7),
     row: float = 0.215,
 ) -> Panel:
-    """Dots (`dot`) in named rows 0, 1, ... from top to bottom, with a line at zero.
+    """Dots (`draw_dot`) in named rows 0, 1, ... from top to bottom, with a line at zero.
 
     Args:
-        marks: labels of dotted vertical lines.
+        draw: draws the dots.
         row: height of each row in inches.
     """
 
-    def draw(axes: Axes) -> None:
-        scales(axes)
+    def draw_rows(axes: Axes) -> None:
+        axes.locator_params(axis="x", nbins=7)
+        draw(axes)
         axes.set_ylim(len(names) - 0.4, -0.5)
         axes.set_yticks(range(len(names)), names, fontsize=9)
         axes.tick_params(axis="y", length=0)
@@ -567,26 +512,15 @@ def rows_panel(
         axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
         axes.spines["left"].set_visible(False)
         axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-        for at, text in (marks or {}).items():
-            mark(axes, at, text)
 
-    height = 0.5 + row * len(names)
-    return Panel(curves, heading, x=x, scales=draw, named=False, height=height)
+    return Panel(draw_rows, heading, x=x, named=False, height=0.5 + row * len(names))
 
 
-def dot(
-    at: float,
-    value: float,
-    low: float,
-    high: float,
-    color: str,
-    *,
-    hollow: bool = False,
-    **style,
-) -> Curve:
-    """A value with its interval, in row `at`."""
-    style = {"marker": "o", "hollow": hollow, **style}
-    return Curve("", [value], [at], color, [low], [high], across=True, **style)
+def draw_dot(axes: Axes, at: float, ends: Sequence[float], color: str, **style: Any) -> None:
+    """A value with its interval, value, low and high, in row `at`."""
+    value, low, high = ends
+    style = {"marker": "o", **style}
+    draw_line(axes, [value], [at], [low], [high], color=color, across=True, **style)
 
 
 def dots_panel(
@@ -603,18 +537,16 @@ def dots_panel(
         band: ± it is shaded, and the scale is linear inside and logarithmic outside.
         shared: all rows of the panels that have a common scale.
     """
-    curves = []
-    for at, row in enumerate(rows):
-        color, marker, _ = styles[row.variant]
-        point = math.isnan(row.low)
-        ends = (row.value, row.low, row.high)
-        curves.append(dot(at, *ends, color, marker=marker, size=5.5, hollow=point))
-    return rows_panel(
-        [styles[row.variant].label(row.variant) for row in rows],
-        curves,
-        heading=heading,
-        scales=lambda axes: set_scale(axes, "x", ends_of([*rows, *shared]), band),
-    )
+
+    def draw(axes: Axes) -> None:
+        for at, row in enumerate(rows):
+            color, marker, _ = styles[row.variant]
+            ends = (row.value, row.low, row.high)
+            draw_dot(axes, at, ends, color, marker=marker, ms=5.5, hollow=math.isnan(row.low))
+        set_scale(axes, "x", ends_of([*rows, *shared]), band)
+
+    names = [styles[row.variant].label(row.variant) for row in rows]
+    return rows_panel(names, draw, heading=heading)
 
 
 def ends_of(rows: Iterable[ResultRow]) -> list[float]:
@@ -623,9 +555,11 @@ def ends_of(rows: Iterable[ResultRow]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel:
+def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel | None:
     """Shaded cells with a share and its interval: by length, and by place (`at`) from top to
-    bottom."""
+    bottom. None without rows."""
+    if not rows:
+        return None
     places: list[Any] = sorted({row.at or 0.0 for row in rows})
 
     def draw(axes: Axes) -> None:
@@ -644,7 +578,7 @@ def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
 
-    return Panel(y=y, scales=draw, is_filled=bool(rows), height=0.9 + 0.42 * max(3, len(places)))
+    return Panel(draw, y=y, height=0.9 + 0.42 * max(3, len(places)))
 
 
 def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:

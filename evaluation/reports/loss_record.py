@@ -15,6 +15,7 @@ from evaluation.statistics.intervals import (
     unit_counts,
     unit_means,
 )
+from evaluation.statistics.loss_table import ROUNDING
 from evaluation.statistics.results_table import ResultRow, number
 from model import AnyPosition
 
@@ -36,13 +37,17 @@ def record_of(measurement: LossMeasurement) -> dict:
             where = (method.label, length)
             nll = measurement.nll.get(where)
             reason = measurement.absent.get(where) or measurement.failed.get(where)
+            rounding = {}
+            if where in measurement.rounding_error:
+                rounding[f"{dtype}_minus_float32"] = measurement.rounding_error[where]
             if nll is not None or reason:
                 cells.append({
                     "method": method.label,
                     "length": length,
                     "nll": None if nll is None else float(nll.mean()),
                     "bits_per_byte": bits_per_byte(nll, measurement.n_bytes),
-                    f"{dtype}_minus_float32": measurement.rounding_error.get(where),
+                    **dict.fromkeys(ROUNDING),
+                    **rounding,
                     "failure": reason,
                     "scheme": describe_scheme(measurement, method.label, length),
                     "exists": where not in measurement.absent,

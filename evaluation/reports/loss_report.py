@@ -275,7 +275,7 @@ def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
         levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.baseline_nll))
     top = top_of_colored(rows, styles)
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
-    shown: list[Panel] = [
+    shown: list[Panel | None] = [
         length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
     ]
     if not r.seeds:  # a study has figures of its own

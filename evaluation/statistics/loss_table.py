@@ -106,6 +106,8 @@ def variant_losses(results: Sequence[VariantResult], lengths: Sequence[int]) -> 
             of_run.get((each.method, length), UNMEASURED)
             for each, of_run in zip(results, cells, strict=True)
         ]
+        if not is_sample and UNMEASURED in here:
+            continue
         without = [cell for cell in here if cell.get("unit_nll") is None]
         if without:
             losses.no_number_because[length] = without[-1].get("failure") or "no number"

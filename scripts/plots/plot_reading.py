@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no installation
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # needs no install
 from data.files import write_text
 from errors import StudyError
 from evaluation.reports.document import markdown_table, with_ends
-from evaluation.reports.figures import COLOURS, FigureText, dot, panels, rows_panel, save
+from evaluation.reports.figures import COLOURS, FigureText, draw_dot, panels, rows_panel, save
 from settings.script import Parser, run_main
 
 
@@ -52,19 +53,14 @@ def draw(columns: dict[str, pd.DataFrame]) -> Figure:
     shown = []
     for n, (title, own) in enumerate(columns.items()):
         heading, _, x = title.rpartition(", ")
-        ends = own.to_numpy().tolist()
-        panel = rows_panel(
-            [str(name) if n == 0 else "" for name in own.index],
-            [
-                dot(at, value, low, high, COLOURS[n], size=4)
-                for at, (value, low, high) in enumerate(ends)
-            ],
-            heading=heading,
-            x=x,
-            scales=lambda axes: axes.locator_params(axis="x", nbins=5),
-            row=0.19,
-        )
-        shown.append(panel)
+
+        def draw_column(axes: Axes, own: pd.DataFrame = own, color: str = COLOURS[n]) -> None:
+            axes.locator_params(axis="x", nbins=5)
+            for at, ends in enumerate(own.to_numpy().tolist()):
+                draw_dot(axes, at, ends, color, ms=4)
+
+        names = [str(name) if n == 0 else "" for name in own.index]
+        shown.append(rows_panel(names, draw_column, heading=heading, x=x, row=0.19))
     return panels(shown, FigureText(), columns=len(shown), width=9.0)
 
 

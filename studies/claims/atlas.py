@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data.files import write_text
@@ -26,9 +27,10 @@ from evaluation.reports.document import (
 from evaluation.reports.figures import (
     COLOURS,
     SOFT,
-    Curve,
     FigureText,
-    dot,
+    draw_dot,
+    draw_line,
+    mark,
     panels,
     rows_panel,
     save,
@@ -192,43 +194,41 @@ def filters(entries: Sequence[AtlasEntry]) -> str:
 
 def claim_figure(verdict: ClaimVerdict) -> Figure:
     """The value of every seed, the mean with its interval, and the smallest effect that counts."""
-    curves = []
-    deltas = {}
-    for at, (name, comparison) in enumerate(verdict.comparisons.items()):
-        values = [] if comparison.solved else comparison.values
-        rows = [at] * len(values)
-        curves.append(Curve("", values, rows, SOFT, dash="", marker="o", size=3.4))
-        ends = (comparison.estimate, *verdict.ends[name])
-        curves.append(dot(at + 0.22, *ends, COLOURS[0], marker="D"))
-        deltas[comparison.delta] = "δ"
-        if not comparison.difference:
-            deltas[-comparison.delta] = "−δ"
-    names = [name.split(", ")[-1] for name in verdict.comparisons]
-    return panels([rows_panel(names, curves, marks=deltas, row=0.42)], FigureText(), width=4.8)
+    comparisons = verdict.comparisons
+
+    def draw(axes: Axes) -> None:
+        for at, (name, comparison) in enumerate(comparisons.items()):
+            values = [] if comparison.solved else comparison.values
+            seeds = [at] * len(values)
+            draw_line(axes, values, seeds, color=SOFT, ls="", marker="o", ms=3.4)
+            ends = (comparison.estimate, *verdict.ends[name])
+            draw_dot(axes, at + 0.22, ends, COLOURS[0], marker="D")
+        marks = {each.delta: "δ" for each in comparisons.values()}
+        marks |= {-each.delta: "−δ" for each in comparisons.values() if not each.difference}
+        for at, text in marks.items():
+            mark(axes, at, text)
+
+    names = [name.split(", ")[-1] for name in comparisons]
+    return panels([rows_panel(names, draw, row=0.42)], FigureText(), width=4.8)
 
 
 def overview(entries: Sequence[AtlasEntry]) -> Figure:
     """Every comparison of every claim, in multiples of its smallest effect that counts."""
     rows = sorted(entries, key=lambda entry: (list(KINDS).index(entry.kind), entry.claim.name))
-    curves = []
-    shown = []
-    for at, entry in enumerate(rows):
-        for name, comparison in entry.verdict.comparisons.items():
-            ends = [comparison.estimate, *entry.verdict.ends[name]]
-            value, low, high = (end / comparison.delta for end in ends)
-            shown += [value, low, high]
-            color = KINDS[entry.kind]
-            curves.append(dot(at, value, low, high, color, hollow=not comparison.difference))
+
+    def draw(axes: Axes) -> None:
+        shown: list[float] = []
+        for at, entry in enumerate(rows):
+            for name, comparison in entry.verdict.comparisons.items():
+                ends = [comparison.estimate, *entry.verdict.ends[name]]
+                ends = [end / comparison.delta for end in ends]
+                draw_dot(axes, at, ends, KINDS[entry.kind], hollow=not comparison.difference)
+                shown += ends
+        set_scale(axes, "x", shown, band=1)
+
     names = [f"{entry.claim.name.replace('_', ' ')}: {entry.kind}" for entry in rows]
     x = "effect, in multiples of δ (hollow: no difference is claimed)"
-    panel = rows_panel(
-        names,
-        curves,
-        x=x,
-        scales=lambda axes: set_scale(axes, "x", shown, band=1),
-        row=0.2,
-    )
-    return panels([panel], FigureText(), width=8.0)
+    return panels([rows_panel(names, draw, x=x, row=0.2)], FigureText(), width=8.0)
 
 
 def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
