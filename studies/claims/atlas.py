@@ -4,7 +4,6 @@ claims."""
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -14,9 +13,7 @@ from data.files import write_text
 from evaluation.reports.document import (
     Cell,
     ReportTable,
-    TableCell,
     counted,
-    embedded,
     markdown,
     page,
     picture,
@@ -58,7 +55,7 @@ READING_TEXT = (
     "and all numbers."
 )
 KINDS = {REPRODUCED: COLOURS[0], INCONCLUSIVE: SOFT, REFUTED: COLOURS[1]}
-TONES = {REPRODUCED: "good", REFUTED: "bad"}
+METHODS_TITLE = "How to read the verdicts"
 METHODS = (
     "Verdicts are about this scale: 0.1M to 0.3M parameters, trained in seconds. Each seed "
     "gives one paired number, positive as predicted; brackets are intervals of its mean over all "
@@ -68,14 +65,7 @@ METHODS = (
     "interval is within ±δ, and refuted if one is beyond. Otherwise, and where more than one run "
     "in eight of an arm has not learned within the trained length, the verdict is inconclusive."
 )
-COLUMNS = ("claim", "published", "here", "verdict", "seeds", "CPU time", "command", "deviations")
-CARD = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-verdict="{verdict}">
-<h3>{statement}</h3>
-<p><b class="badge {tone}">{word}</b> {here}</p>
-<img src="{image}" alt="{alt}">
-<dl>{facts}</dl></article>"""
 FILTERS = Path(__file__).with_name("filters.html")
-Sections = dict[str, list[str | ReportTable]]
 
 
 @dataclass(frozen=True)
@@ -90,14 +80,6 @@ class AtlasEntry:
     def kind(self) -> str:
         """reproduced, refuted or inconclusive."""
         return self.verdict.word.split(" ")[0]
-
-    @property
-    def word(self) -> str:
-        return f"{self.verdict.word}{' ‡' if self.survives else ''}"
-
-    @property
-    def statement(self) -> str:
-        return self.claim.settings.statement
 
     @property
     def here(self) -> str:
@@ -117,6 +99,7 @@ class AtlasEntry:
 
     @property
     def facts(self) -> dict[str, str]:
+        """What the page lists, by name; the filters of the HTML page read it there."""
         settings = self.claim.settings
         source = settings.source
         reporter = settings.as_reported_by
@@ -127,8 +110,12 @@ class AtlasEntry:
             if count < n
         ]
         return {
-            "source": f"{source.authors}: {source.title} ({source.paper}, {source.place})",
+            "verdict": f"{self.verdict.word}{' ‡' if self.survives else ''}",
+            "here": self.here,
             "published": settings.published + (f" (as reported by {reporter})" if reporter else ""),
+            "source": f"{source.authors}: {source.title} ({source.paper}, {source.place})",
+            "scheme": ", ".join(self.claim.schemes),
+            "task": self.claim.task,
             "seeds": f"{n}; {'; '.join(missing) or 'all learned'}",
             "CPU time": duration(self.claim.record["cpu_seconds"]),
             "command": command_of(self.claim),
@@ -136,60 +123,17 @@ class AtlasEntry:
         }
 
     @property
-    def row(self) -> list[Cell]:
-        """The row of the table of the Markdown page."""
-        verdict = TableCell(self.word, TONES.get(self.kind, ""))
-        source, published, *others = self.facts.values()
-        return [f"{self.statement} {source}", published, self.here, verdict, *others]
-
-    @property
-    def alt(self) -> str:
-        return f"Chart: {', '.join(self.verdict.comparisons)}"
-
-    @property
-    def figure(self) -> str:
-        """The figure of the Markdown page."""
-        link = f"results/claims/{self.claim.name}/{FIGURE}.svg"
-        return picture(link, f"{self.statement} {self.word.capitalize()}.", self.alt)
-
-    @property
-    def choices(self) -> dict[str, list[str]]:
-        """What the filters of the HTML page select by."""
-        return {"scheme": self.claim.schemes, "task": [self.claim.task], "verdict": [self.kind]}
-
-    @property
-    def card(self) -> str:
-        """The card of the HTML page."""
-        facts = "".join(
-            f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in self.facts.items()
-        )
-        return CARD.format(
-            **{name: "|".join(labels) for name, labels in self.choices.items()},
-            statement=escape(self.statement),
-            tone=TONES.get(self.kind, ""),
-            word=escape(self.word),
-            here=escape(self.here),
-            image=embedded(self.claim.folder / FIGURE),
-            alt=escape(self.alt),
-            facts=facts,
-        )
+    def markdown(self) -> str:
+        """The statement, the figure and the facts."""
+        figure = f"results/claims/{self.claim.name}/{FIGURE}.svg"
+        alt = plain_text(f"Chart: {', '.join(self.verdict.comparisons)}")
+        facts = [f"- **{name}**: {plain_text(text)}" for name, text in self.facts.items()]
+        statement = plain_text(self.claim.settings.statement)
+        return f"### {statement}\n\n![{alt}]({figure})\n\n" + "\n".join(facts)
 
 
 def command_of(claim: Claim) -> str:
     return shlex.join(["python", "study.py", str(claim.file)])
-
-
-def filters(entries: Sequence[AtlasEntry]) -> str:
-    """Choices of the claims that the HTML page shows."""
-    selects = ""
-    for name in entries[0].choices if entries else ():
-        labels = sorted({label for entry in entries for label in entry.choices[name]})
-        options = "".join(f"<option>{escape(label)}</option>" for label in labels)
-        selects += (
-            f'<label>{name} <select name="{name}"><option value="">all</option>{options}'
-            "</select></label>"
-        )
-    return FILTERS.read_text(encoding="utf-8").replace("SELECTS", selects)
 
 
 def claim_figure(verdict: ClaimVerdict) -> Figure:
@@ -265,25 +209,20 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         f"{plain(ALPHA * len(entries), 1)} wrong ones are expected; those marked ‡ hold "
         "simultaneously (Holm).",
     ]
-    reading: Sections = {}
+    sections: dict[str, list[str | ReportTable]] = {}
     if (docs / READING).is_file():
         caption = "The change of the loss and what is read, by scheme; four seeds, 95% intervals."
-        reading[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
+        sections[READING_TITLE] = [READING_TEXT, picture(READING, caption, caption)]
     caption = "The intervals of all comparisons, in multiples of their smallest effect δ (shaded)."
-    methods = f"{plain_text(METHODS)}\n\n{picture(OVERVIEW, caption, caption)}"
-    tables: Sections = {"How to read the verdicts": [methods]}
-    cards: Sections = {"How to read the verdicts": [methods, filters(entries)]}
-    for question, title in QUESTIONS.items():
+    sections[METHODS_TITLE] = [plain_text(METHODS), picture(OVERVIEW, caption, caption)]
+    for question, heading in QUESTIONS.items():
         own = [entry for entry in entries if entry.claim.settings.question == question]
-        rows = [entry.row for entry in own]
-        table = ReportTable("Claims", COLUMNS, rows, numbers=len(COLUMNS))
-        tables[title] = [table, *(entry.figure for entry in own)]
-        cards[title] = [entry.card for entry in own]
+        sections[heading] = [entry.markdown for entry in own]
     columns = ("claim", "published", "status", "command")
     table = ReportTable("Claims without results", columns, others, numbers=len(columns))
-    left: Sections = {"Written and not run": [table]}
+    sections["Written and not run"] = [table]
     title = "Atlas of claims about length"
-    write_text(docs / "atlas.md", markdown(title, lead, reading | tables | left))
-    text = page(markdown(title, lead, reading | cards | left), docs)
-    write_text(docs / "atlas.html", text)
+    write_text(docs / "atlas.md", markdown(title, lead, sections))
+    sections[METHODS_TITLE].append(FILTERS.read_text(encoding="utf-8"))
+    write_text(docs / "atlas.html", page(markdown(title, lead, sections), docs))
     return [docs / "atlas.md", docs / "atlas.html"]
