@@ -34,7 +34,6 @@ from matplotlib.figure import Figure
 from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import StudyError
 from evaluation.any_model_loss import ratio
-from evaluation.evaluation_settings import tokens_of
 from evaluation.reports.document import NONE, Cell, ReportTable, with_ends
 from evaluation.reports.figures import (
     BAND,
@@ -49,7 +48,7 @@ from evaluation.reports.figures import (
     panels,
 )
 from evaluation.statistics.intervals import CLAIM_SEEDS, half_width_of_sum, seed_means
-from studies.expressions import DEFAULTS, Expression, evaluate, expanded, values_in
+from studies.expressions import Expression, evaluate, expanded, unit_values, values_in
 from studies.study_results_reader import SEED
 from studies.study_settings import TrendSettings
 
@@ -108,35 +107,6 @@ def effect_by_unit(tree: Expression, arms: Sequence[dict]) -> pd.DataFrame:
     order = iter(values)
     effect = evaluate(tree, lambda value: next(order)["mean"])
     return pd.DataFrame({"targets": targets, "value": effect})
-
-
-def unit_values(cell: dict[str, Any], value: dict) -> pd.DataFrame:
-    """One value of an arm by unit: mean, targets. Raises StudyError if it was not measured."""
-    asked = DEFAULTS | value
-    trained_length = cell["training"]["train_length"]
-    place = (asked["method"], tokens_of(asked["length"], trained_length))
-    name = asked["evaluation"] or next(iter(cell["evaluations"]))
-    record = cell["evaluations"][name]
-    parts = []
-    if asked["metric"] == "nll":
-        rows = [row | record["units"] for row in record["cells"] if row.get("unit_nll")]
-        columns = {"unit": "names", "mean": "unit_nll", "targets": "targets"}
-    else:
-        least = tokens_of(value.get("distance", 0), trained_length)
-        rows = [row for row in record["repeated"]["cells"] if row["distance_low"] >= least]
-        columns = {"unit": "units", "mean": "unit_read_gain", "targets": "unit_targets"}
-    for row in rows:
-        if (row["method"], row["length"]) == place:
-            if asked["metric"] != "nll":
-                gain = np.subtract(row["unit_control_nll"], row["unit_nll"])
-                row = row | {"unit_read_gain": gain}
-            parts.append(pd.DataFrame({key: row[column] for key, column in columns.items()}))
-    if not parts:
-        raise StudyError(f"{cell['id']}: evaluation {name} has no {value}")
-    table = pd.concat(parts)
-    table["mean"] *= table["targets"]
-    sums = table.groupby("unit")[["mean", "targets"]].agg("sum")
-    return sums.assign(mean=sums["mean"] / sums["targets"])
 
 
 def with_stored_rows(rows: pd.DataFrame, file: Path) -> pd.DataFrame:

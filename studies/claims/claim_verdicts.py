@@ -21,11 +21,19 @@ import numpy as np
 import pandas as pd
 from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
-from errors import StudyError
 from evaluation.any_model_loss import half_width
 from evaluation.statistics.loss_table import is_undertrained
 from studies.claims.claim_settings import ClaimSettings
-from studies.expressions import DEFAULTS, Expression, evaluate, values_in
+from studies.expressions import (
+    DEFAULTS,
+    Expression,
+    evaluate,
+    evaluation_of,
+    mean_of,
+    means_without_unit,
+    unit_values,
+    values_in,
+)
 from studies.study_results_reader import SEED
 
 ALPHA = 0.05
@@ -150,23 +158,6 @@ def sd_bound(values: np.ndarray) -> float:
 # From the results of a study to the verdict.
 
 
-@dataclass(frozen=True)
-class MeasuredValue:
-    """A value of one arm that an evaluation measured.
-
-    Attributes:
-        without_unit: (D,) means over all units but one, weighted by their targets or items.
-        weights: of the run: the first digits of the hash of its checkpoint.
-        has_learned: whether the model is better than a unigram model.
-    """
-
-    evaluation: str
-    mean: float
-    without_unit: np.ndarray
-    weights: str
-    has_learned: bool
-
-
 class MeasuredValues:
     """The values that a claim reads from the cells of its study (`results.json`)."""
 
@@ -174,42 +165,24 @@ class MeasuredValues:
         self.claim = claim
         self._cells = {frozenset(cell["axes"].items()): cell for cell in cells}
 
-    def find(self, value: dict, seed: str) -> MeasuredValue:
+    def cell(self, value: dict, seed: str) -> dict:
+        """The cell of an arm."""
+        return self._cells[frozenset((self.claim.arm(value) | {SEED: seed}).items())]
+
+    def units(self, value: dict, seed: str) -> pd.DataFrame:
         """Raises StudyError if the value was not measured."""
-        cell = self._cells[frozenset((self.claim.arm(value) | {SEED: seed}).items())]
-        asked = DEFAULTS | value
-        metric = asked["metric"]
-        # the evaluation that a value names, or the first one of its cell
-        name = asked["evaluation"] or next(iter(cell["evaluations"]))
-        record = cell["evaluations"][name]
-        ignored = (*self.claim.grid, "evaluation", "metric")
-        wanted = {k: v for k, v in asked.items() if k not in ignored and v is not None}
-        for row in record.get("cells", ()):
-            if row.get(metric) is None or not wanted.items() <= row.items():
-                continue
-            means = np.array(row.get(f"unit_{metric}") or [row[metric]])
-            units = record.get("units", {})  # items on symbols are units of one
-            counts = np.array(units.get("targets") or units.get("items") or [1] * len(means))
-            sums = means * counts
-            losses = (record.get("truncated_nll"), record.get("unigram_nll"))
-            return MeasuredValue(
-                name,
-                row[metric],
-                (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1),
-                cell.get("training", {}).get("checkpoint_hash", "")[:16],
-                not is_undertrained(*losses),
-            )
-        raise StudyError(f"{cell['id']}: {name} has no {metric} of {wanted}")
+        return unit_values(self.cell(value, seed), value)
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
         """(value, standard error over the units of the evaluations), by the jackknife."""
-        number = float(evaluate(tree, lambda value: self.find(value, seed).mean))
+        number = float(evaluate(tree, lambda value: mean_of(self.units(value, seed))))
         variance = 0.0
-        for name in {self.find(value, seed).evaluation for value in values_in(tree)}:
+        for name in {evaluation_of(self.cell(value, seed), value) for value in values_in(tree)}:
 
             def without_one(value: dict, name: str = name) -> np.ndarray | float:
-                each = self.find(value, seed)
-                return each.without_unit if each.evaluation == name else each.mean
+                units = self.units(value, seed)
+                is_own = evaluation_of(self.cell(value, seed), value) == name
+                return means_without_unit(units) if is_own else mean_of(units)
 
             replicates = evaluate(tree, without_one)
             variance += (len(replicates) - 1) * float(replicates.var())
@@ -225,16 +198,19 @@ def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
     columns = [*claim.axes, *DEFAULTS]
 
     def row_of(comparison: str, seed: str, value: dict) -> dict:
-        each = values.find(value, seed)
-        keys = DEFAULTS | value | claim.arm(value) | {"evaluation": each.evaluation}
-        is_void = comparison == LEARNED and not each.has_learned
+        cell = values.cell(value, seed)
+        name = evaluation_of(cell, value)
+        record = cell["evaluations"][name]
+        keys = DEFAULTS | value | claim.arm(value) | {"evaluation": name}
+        losses = (record.get("truncated_nll"), record.get("unigram_nll"))
+        is_void = comparison == LEARNED and is_undertrained(*losses)
         return {
             "comparison": comparison,
             "seed": seed,
             **{column: keys[column] for column in columns},
-            "value": math.nan if is_void else each.mean,
+            "value": math.nan if is_void else mean_of(values.units(value, seed)),
             "error": None,
-            "weights": each.weights,
+            "weights": cell["training"]["checkpoint_hash"][:16],
         }
 
     rows: list[dict] = []

@@ -164,7 +164,8 @@ def test_the_error_of_a_value_counts_targets(write_study):
     ]
     loss = {"cells": rows, "units": {"targets": [own.shape[1] for own in units]}}
     axes = {"scheme": "rope", "seed": "10"}
-    values = MeasuredValues(claim, [{"axes": axes, "evaluations": {"loss": loss}}])
+    cell = {"axes": axes, "training": {"train_length": 24}, "evaluations": {"loss": loss}}
+    values = MeasuredValues(claim, [cell])
     tree = claim.comparisons["change"].value
     kept = [np.concatenate(units[:j] + units[j + 1 :], axis=1).mean(axis=1) for j in range(3)]
     changes = np.array([after - before for before, after in kept])
