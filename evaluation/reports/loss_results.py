@@ -211,7 +211,7 @@ def _variant_rows(
         is_precise=name not in r.imprecise,
     )
     if losses.seeds and losses.baseline_nll is not None:
-        baseline = rules.interval(losses.baseline_nll, alpha=rules.alpha)
+        baseline = rules.interval(losses.baseline_nll)
         yield row_of(name, "nll_as_trained", baseline, r.trained_length)
         yield from seed_rows(
             name, "nll_as_trained", losses, losses.baseline_nll, rules, r.trained_length

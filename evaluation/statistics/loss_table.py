@@ -50,8 +50,13 @@ class VerdictRules:
     has_learned: bool = True
     is_precise: bool = True
 
-    def interval(self, values: np.ndarray, **level) -> MeanInterval:
-        return interval(values, self.counts, **level)
+    def interval(self, values: np.ndarray, family: int = 1) -> MeanInterval:
+        """Of the mean over targets, simultaneous over `family`."""
+        return interval(values, self.counts, alpha=self.alpha, family=family)
+
+    def upper(self, values: np.ndarray, tests: int = 1) -> float:
+        """The one-sided upper bound of the mean, at 97.5% for all `tests` bounds together."""
+        return interval(values, self.counts, family=tests).high
 
 
 @dataclass(kw_only=True)
@@ -175,12 +180,12 @@ def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         if length not in losses.nll:
             continue
         nll = losses.nll[length]
-        level = rules.interval(nll, alpha=rules.alpha)
+        level = rules.interval(nll)
         yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
         yield from seed_rows(variant, "nll", losses, nll, rules, length)
         yield row_of(variant, "perplexity", math.exp(level.value), length)
         if losses.baseline_nll is not None:
-            gain = rules.interval(losses.baseline_nll - nll, alpha=rules.alpha)
+            gain = rules.interval(losses.baseline_nll - nll)
             yield row_of(variant, "gain", gain, length)
         for metric, value in losses.more.get(length, {}).items():
             yield row_of(variant, metric, value, length)
@@ -217,8 +222,8 @@ def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> It
             holding = holding and length < rules.trained_length
             continue
         change = losses.nll[length] - losses.baseline_nll
-        delta = rules.interval(change, alpha=rules.alpha, family=rules.family)
-        upper = rules.interval(change).high
+        delta = rules.interval(change, rules.family)
+        upper = rules.upper(change)
         if length >= rules.trained_length:
             holding = holding and upper < rules.tolerance
         word = ""
@@ -262,12 +267,11 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         return losses.nll[a] - losses.nll[b]
 
     def upper(a: int, b: int, tests: int) -> float:
-        """The upper bound of NLL(a) − NLL(b), at 97.5% for all `tests` bounds together."""
-        return rules.interval(gain(a, b), family=tests).high
+        return rules.upper(gain(a, b), tests)
 
     for shorter, longer in pairwise(lengths):
         step = gain(shorter, longer) / math.log2(longer / shorter)
-        yield row_of(variant, "gain_per_doubling", rules.interval(step, alpha=rules.alpha), longer)
+        yield row_of(variant, "gain_per_doubling", rules.interval(step), longer)
     if not rules.has_learned or math.isnan(upper(lengths[0], lengths[1], 1)):
         return  # or too few units or seeds for any bound
     reach = math.nan
