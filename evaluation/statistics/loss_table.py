@@ -138,7 +138,9 @@ def baseline_of(record: dict) -> list[float] | None:
         return record["truncated_unit_nll"]
     place = (TRAINED, record["trained_length"])
     baselines = [
-        cell["unit_nll"] for cell in record["cells"] if (cell["method"], cell["length"]) == place
+        cell.get("unit_nll")
+        for cell in record["cells"]
+        if (cell["method"], cell["length"]) == place
     ]
     return next(iter(baselines), None)
 
