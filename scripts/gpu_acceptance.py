@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Timer
 
 import torch
 import yaml
@@ -35,7 +34,15 @@ from errors import TrainingError
 from evaluation.reports.document import markdown_table
 from model.devices import find_device
 from run_directory.console import Console
-from scripts.benchmark import ROOT, MeasuredProcess, Workload, compare_and_save, results_of
+from scripts.benchmark import (
+    DAY,
+    ROOT,
+    MeasuredProcess,
+    compare_and_save,
+    results_of,
+    set_environment,
+)
+from scripts.workloads import Workload
 from settings.script import Parser, run_main
 
 AIMS = ROOT / "configs" / "benchmark" / "gpu_aims.yaml"
@@ -44,6 +51,7 @@ COMPILED_AT_ONCE = 4  # processes; with the largest models they need 75 GiB
 TEST_PROCESSES = 8
 LEAST = 15  # seconds in which a piece may end
 COMPARISONS = {"<=": operator.le, ">=": operator.ge}
+NO_TIME = "not measured in time"
 
 
 def workloads(piece: dict, device: str, rehearse: bool) -> list[Workload]:
@@ -104,19 +112,16 @@ def summary_of(log: str) -> tuple[str, list[str]]:
     return shown or "none ran", [name for result, name in ended if result in ("FAILED", "ERROR")]
 
 
-def compile_first(work: Workload, deadline: float) -> float | None:
+def compile_first(work: Workload, until: float) -> float | None:
     """Seconds of the first call of a workload, in a process that then ends; None if it fails or
     needs more time."""
     process = MeasuredProcess(replace(work, repeats=0, profile=False))
-    timer = Timer(max(0.0, deadline - time.monotonic()), process.kill)
-    timer.start()
     try:
-        process.warm_up()
-        process.end()
+        process.warm_up(until)
+        process.end(until)
     except TrainingError:
         return None
     finally:
-        timer.cancel()
         process.close()
     return process.facts["first_call"]
 
@@ -125,41 +130,41 @@ Key = tuple[str, str, str]  # case, shape, variant
 
 
 def judged(
-    aims: Sequence[dict], rows: Sequence[dict], reasons: Mapping[Key, str], shape: str | None = None
+    aims: Sequence[dict], results: Mapping[Key, dict | str], shape: str | None = None
 ) -> list[list[str]]:
     """A row of the last table for each aim.
 
     Args:
-        reasons: why there is no result.
+        results: rows of measurements, or why there is none.
         shape: of all measurements; None: that of the aim.
     """
-    # A baseline is measured again in less important pieces: its first row counts.
-    found = {(row["case"], row["shape"], row["variant"]): row for row in reversed(rows)}
     table = []
     for aim in aims:
-        key = (aim["case"], shape or aim["shape"], aim["variant"])
-        row = found.get(key, {})
-        measured = row.get(aim["quantity"])
-        if row and measured is None:
-            key = (*key[:2], row["baseline"])
-        if aim["quantity"] == "per_kernel" and row:
-            ours, theirs = row["kernels_ms"], found.get(key, {}).get("kernels_ms")
-            measured = theirs / ours if ours and theirs else None
+        case, variant = aim["case"], aim["variant"]
+        shown = shape or aim["shape"]
+        result = results.get((case, shown, variant), NO_TIME)
+        measured = None
+        if isinstance(result, dict):
+            baseline = results.get((case, shown, result["baseline"]), NO_TIME)
+            measured = quantity_of(aim["quantity"], result, baseline)
+            result = baseline  # the reason why there is no ratio
         sign, limit = aim["aim"].split()
-        if measured is None:
-            verdict = f"not run: {reasons.get(key, 'not measured in time')}"
-        else:
+        if measured is not None:
             verdict = "ok" if COMPARISONS[sign](measured, float(limit)) else "short"
-        table.append(
-            [
-                *(aim[key] for key in ("case", "shape", "variant", "quantity")),
-                "" if measured is None else f"{measured:.3g}",
-                aim["aim"],
-                verdict,
-                aim["source"],
-            ]
-        )
+        else:
+            verdict = f"not run: {result if isinstance(result, str) else NO_TIME}"
+        number = "" if measured is None else f"{measured:.3g}"
+        about = [case, aim["shape"], variant, aim["quantity"]]
+        table.append([*about, number, aim["aim"], verdict, aim["source"]])
     return table
+
+
+def quantity_of(name: str, row: dict, baseline: dict | str) -> float | None:
+    """A column of a row; `per_kernel`: the kernel time of the baseline over that of the row."""
+    if name != "per_kernel":
+        return row.get(name)
+    theirs = baseline["kernels_ms"] if isinstance(baseline, dict) else None
+    return theirs / row["kernels_ms"] if theirs and row["kernels_ms"] else None
 
 
 def main() -> int:
@@ -184,18 +189,18 @@ def main() -> int:
         console.info(f"{time.monotonic() - start:4.0f} s  {text}")
 
     plan = yaml.safe_load(AIMS.read_text(encoding="utf-8"))
-    pieces = [workloads(piece, str(device), rehearse) for piece in plan["pieces"]]
-    reasons: dict[Key, str] = {}
+    pieces = [(piece, workloads(piece, str(device), rehearse)) for piece in plan["pieces"]]
     if not find_spec("transformers"):
         console.warn("transformers is not installed: its lines are left out")
-
+    set_environment(threads=2 if rehearse else 1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"
     if rehearse:
         os.environ |= {"TORCH_COMPILE_DISABLE": "1", "ACCELERATE_USE_CPU": "true"}
+
     compiled = [
         work
-        for piece, works in zip(plan["pieces"], pieces, strict=True)
+        for piece, works in pieces
         for work in works
         if work.is_compiled and piece.get("compiled_before", True)
     ]
@@ -213,45 +218,51 @@ def main() -> int:
     for name in failed:
         console.warn(f"failed: {name}")
 
-    rows: list[dict] = []
-
-    def write_aims() -> str:
-        """The table, written after each piece in case that the script is ended from outside."""
-        head = ["case", "shape", "variant", "quantity", "measured", "aim", "", "source"]
-        results = judged(plan["aims"], rows, reasons, "tiny" if rehearse else None)
-        text = (
-            f"# Aims on {machine}\n\ntorch {torch.__version__}\n\n{markdown_table(head, results)}\n"
-        )
-        if rehearse:
-            text = f"Tiny models on a CPU: these numbers say nothing about a GPU.\n\n{text}"
-        file.with_name(f"{file.stem}_aims.md").write_text(text, encoding="utf-8")
-        return text
-
-    measured: set[Workload] = set()
-    for piece, works in zip(plan["pieces"], pieces, strict=True):
-        if measured.issuperset(works):  # in a rehearsal, where all shapes are one
-            continue
-        measured.update(works)
+    results: dict[Key, dict | str] = {}  # the first row of a measurement, or why there is none
+    for piece, works in pieces:
+        about = f"{works[0].case} {works[0].shape}"
         left = deadline - time.monotonic()
-        keys = [(work.case, work.shape, work.variant) for work in works]
+        if all(work.key in results for work in works):  # in a rehearsal all shapes are one
+            continue
         if left < LEAST:
-            for key in keys:
-                reasons.setdefault(key, "no time left")
-            say(f"{works[0].case} {works[0].shape}: left out, no time")
+            for work in works:
+                results.setdefault(work.key, "no time left")
+            say(f"{about}: left out, no time")
             continue
         # that of a compiled variant includes compilation only before its graphs are in the cache
         known = {w.variant: first_calls.get(w) for w in works if w.is_compiled and not rehearse}
-        seconds = None if rehearse else min(piece["seconds"], left)
+        seconds = DAY if rehearse else min(piece["seconds"], left)
         found = compare_and_save(works, 2, console, file, machine, seconds, known)
         failures += len(works) - len(found.rows)
-        for key in keys:
-            if key[2] in found.errors:
-                reasons.setdefault(key, found.errors[key[2]])
-        rows += found.rows
-        say(f"{works[0].case} {works[0].shape}: measured {len(found.rows)} of {len(works)}")
-        write_aims()
-    print(write_aims())
+        for row in found.rows:
+            key = (row["case"], row["shape"], row["variant"])
+            if not isinstance(results.get(key), dict):
+                results[key] = row
+        for work in works:
+            if work.variant in found.errors:
+                results.setdefault(work.key, found.errors[work.variant])
+        say(f"{about}: measured {len(found.rows)} of {len(works)}")
+        # after each piece, in case that the script is ended from outside
+        write_aims(plan["aims"], results, file, machine, rehearse)
+    print(write_aims(plan["aims"], results, file, machine, rehearse))
     return int(failures > 0)
+
+
+def write_aims(
+    aims: Sequence[dict],
+    results: Mapping[Key, dict | str],
+    file: Path,
+    machine: str,
+    rehearse: bool,
+) -> str:
+    """Write the last table beside the results; returns its page."""
+    head = ["case", "shape", "variant", "quantity", "measured", "aim", "", "source"]
+    table = markdown_table(head, judged(aims, results, "tiny" if rehearse else None))
+    text = f"# Aims on {machine}\n\ntorch {torch.__version__}\n\n{table}\n"
+    if rehearse:
+        text = f"Tiny models on a CPU: these numbers say nothing about a GPU.\n\n{text}"
+    file.with_name(f"{file.stem}_aims.md").write_text(text, encoding="utf-8")
+    return text
 
 
 if __name__ == "__main__":

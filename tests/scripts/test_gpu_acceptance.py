@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from scripts import gpu_acceptance
-from scripts.benchmark import CASES, SHAPES, Comparison
+from scripts.benchmark import Comparison
 from scripts.gpu_acceptance import AIMS, judged, summary_of, workloads
+from scripts.workloads import CASES, SHAPES
 from tests.files import ROOT
 
 PLAN = yaml.safe_load(AIMS.read_text(encoding="utf-8"))
@@ -34,7 +35,8 @@ def test_verdicts():
     reasons = {("train", "A", "rope"): "failed", ("train", "tiny", "alibi"): "no time"}
 
     def verdict(quantity: str, limit: str, rows: list[dict], shape=None) -> list[str]:
-        (line,) = judged([{**aim, "quantity": quantity, "aim": limit}], rows, reasons, shape)
+        results = reasons | {("train", "A", row["variant"]): row for row in rows}
+        (line,) = judged([{**aim, "quantity": quantity, "aim": limit}], results, shape)
         return [line[4], line[6]]
 
     both = [baseline, row]
@@ -78,10 +80,15 @@ def test_every_aim_gets_a_line(seconds, call, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(gpu_acceptance, "compare_and_save", measure)
     monkeypatch.setattr(gpu_acceptance, "run_tests", test)
-    monkeypatch.setattr(gpu_acceptance, "compile_first", lambda work, deadline: None)
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
-        monkeypatch.setenv(name, "")  # restored after the test, as the next two
-    for name in ("TORCH_COMPILE_DISABLE", "ACCELERATE_USE_CPU"):
+    monkeypatch.setattr(gpu_acceptance, "compile_first", lambda work, until: None)
+    for name in (
+        "HF_HUB_OFFLINE",
+        "OMP_NUM_THREADS",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+        "TORCH_COMPILE_DISABLE",
+        "ACCELERATE_USE_CPU",
+    ):  # restored after the test
         monkeypatch.setenv(name, "")
     words = ["--rehearse", "--seconds", seconds, "--results", tmp_path]
     assert call(gpu_acceptance.main, *words) == int(seconds > 1)
