@@ -6,8 +6,10 @@ docstrings.
 """
 
 import inspect
+import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -28,7 +30,10 @@ from settings.script import Parser, run_main
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "positions.md"
 COMMON = tuple(PositionSettings.model_fields)
-INTRODUCTION = """\
+HEAD = """# Positions
+
+<!-- Generated from the registry and docstrings by scripts/docs/document_positions.py -->
+
 All schemes of `model.position`. *Cached* is the form in which keys are cached; logits are the same with
 and without a cache. *At test time* lists further settings that can be overridden on a trained
 checkpoint; `window`, `sinks` and a temperature that is not learned can be overridden for every scheme
@@ -75,13 +80,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only")
     text = document()
     if parser.parse_args().check:
-        same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        print(
-            "up to date"
-            if same
-            else f"{TARGET.name} is out of date: run scripts/docs/{Path(__file__).name}"
-        )
-        return 0 if same else 1
+        is_current = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
+        advice = f"{TARGET.name} is out of date: run scripts/docs/{Path(__file__).name}"
+        print("up to date" if is_current else advice)
+        return int(not is_current)
     write_text(TARGET, text)
     print(f"{TARGET}: {len(SCHEMES)} schemes")
     return 0
@@ -89,52 +91,46 @@ def main() -> int:
 
 def document() -> str:
     """The whole page."""
-    lines = [
-        "# Positions",
-        "",
-        "<!-- Generated from the registry and docstrings by scripts/docs/document_positions.py -->",
-        "",
-        *INTRODUCTION.splitlines(),
-        "",
-    ]
-    rows = []
-    columns = ["scheme", "what it is", "cached", "at test time", "exempt from"]
+    blocks = [HEAD, summary()]
     for name, (settings, scheme) in SCHEMES.items():
-        legal = sorted(settings.test_time - PositionSettings.test_time)
-        own = scheme.__dict__.get("exempt", {})
-        exempt = ", ".join(own) if isinstance(own, dict) else ""
-        summary = first_sentence(settings.__doc__)
-        cells = [
-            f"[{name}](#{name})",
-            summary,
-            scheme.cached_form,
-            ", ".join(legal),
-            exempt,
-        ]
-        rows.append([cell.replace("|", "\\|") or "–" for cell in cells])
-    lines.append(markdown_table(columns, rows, texts=len(columns)))
-    for name, (settings, scheme) in SCHEMES.items():
-        lines += ["", f"## {name}", "", *scheme_section(settings, scheme)]
-    lines += ["", "## With every scheme", "", field_table(PositionSettings, ("name",))]
-    lines += ["", *choices_section("temperature", PositionSettings.model_fields["temperature"])]
+        blocks += [f"## {name}", *scheme_section(settings, scheme)]
+    blocks += ["## With every scheme", field_table(PositionSettings)]
+    blocks += choices_section("temperature", PositionSettings)
     rope = SCHEMES["rope"][0]
     for key in rope.model_fields:
-        options = choices(rope.model_fields[key].annotation)
-        if key not in COMMON and options:
-            lines += ["", *choices_section(key, rope.model_fields[key])]
-    lines += ["", METHODS]
-    lines += ["", "## Canon layers", "", prose(Canon.__doc__), ""]
-    lines += ["", "## Kinds of layers", "", prose(LayerKindSettings.__doc__), ""]
-    lines += [field_table(LayerKindSettings, ()), "", KINDS]
-    lines += ["", *choices_section("mixer", ModelSettings.model_fields["mixer"])]
-    lines += choices_section("data.positions", DataSettings.model_fields["positions"])
-    lines += ["", LEFT_OUT]
-    return "\n".join(lines).rstrip() + "\n"
+        if key not in COMMON and choices(rope.model_fields[key].annotation):
+            blocks += choices_section(key, rope)
+    blocks += [METHODS, "## Canon layers", prose(Canon)]
+    blocks += [
+        "## Kinds of layers",
+        prose(LayerKindSettings),
+        field_table(LayerKindSettings),
+        KINDS,
+    ]
+    blocks += choices_section("mixer", ModelSettings)
+    blocks += choices_section("positions", DataSettings, "data.")
+    blocks.append(LEFT_OUT)
+    return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def summary() -> str:
+    """A table with a row for each scheme."""
+    rows = []
+    for name, (settings, scheme) in SCHEMES.items():
+        legal = sorted(settings.test_time - PositionSettings.test_time)
+        cells = [
+            f"[{name}](#{name})",
+            first_sentence(settings),
+            scheme.cached_form,
+            ", ".join(legal),
+            ", ".join(exemptions(scheme)),
+        ]
+        rows.append([cell.replace("|", "\\|") or "–" for cell in cells])
+    columns = ["scheme", "what it is", "cached", "at test time", "exempt from"]
+    return markdown_table(columns, rows, texts=len(columns))
 
 
 def scheme_section(settings: type[PositionSettings], scheme: type[PositionalScheme]) -> list[str]:
-    lines = [prose(scheme.__doc__), ""]
-    lines.append(field_table(settings, COMMON) or "No settings of its own.")
     facts = []
     if not scheme.supports_fractions:
         facts.append("Positions must be whole numbers.")
@@ -142,38 +138,46 @@ def scheme_section(settings: type[PositionSettings], scheme: type[PositionalSche
         facts.append(
             "Position numbers are not read; order comes from the causal mask and from content."
         )
+    for check, reason in exemptions(scheme).items():
+        facts.append(f"Exempt from the check `{check}`: {reason}.")
+    table = field_table(settings, COMMON) or "No settings of its own."
+    return [prose(scheme), table, "\n".join(facts)]
+
+
+def exemptions(scheme: type[PositionalScheme]) -> dict[str, str]:
+    """Conformance checks that do not apply to all models of a scheme, and why."""
     own = scheme.__dict__.get("exempt", {})
-    if isinstance(own, dict):
-        facts += [f"Exempt from the check `{check}`: {reason}." for check, reason in own.items()]
-    return lines + (["", *facts] if facts else [])
+    return own if isinstance(own, dict) else {}
 
 
-def prose(doc: str | None) -> str:
-    """A docstring as Markdown."""
-    return inspect.cleandoc(doc or "").replace("``", "`")
+def prose(cls: type) -> str:
+    """The docstring of a class as Markdown."""
+    return inspect.cleandoc(cls.__doc__ or "").replace("``", "`")
 
 
-def first_sentence(doc: str | None) -> str:
-    text = " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split())
+def first_sentence(cls: type) -> str:
+    text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
     return re.split(r"(?<=[a-z0-9)\]])\. (?=[A-Z])", text)[0].rstrip(".")
 
 
-def field_table(cls: type[BaseModel], leave: tuple[str, ...]) -> str:
+def field_table(cls: type[BaseModel], leave: Sequence[str] = ()) -> str:
     """Settings of a class as a table, without those named in `leave`; '' if there are none."""
-    fields = {key: field for key, field in cls.model_fields.items() if key not in (*leave, "name")}
-    meanings = {key: (field.description or "").replace("|", "\\|") for key, field in fields.items()}
-    rows = [[f"`{key}`", default(field), meanings[key]] for key, field in fields.items()]
+    rows = [
+        [f"`{key}`", default(field), (field.description or "").replace("|", "\\|")]
+        for key, field in cls.model_fields.items()
+        if key not in (*leave, "name")
+    ]
     return markdown_table(["setting", "default", "meaning"], rows, texts=3) if rows else ""
 
 
 def default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
     if field.is_required():
         return "required"
+    value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         value = getattr(value, "name", value)
     if value is None or isinstance(value, bool):
-        value = {None: "null", True: "true", False: "false"}[value]
+        value = json.dumps(value)
     return f"`{value}`"
 
 
@@ -186,20 +190,20 @@ def choices(annotation: Any) -> list[type[BaseModel]]:
     return classes if len(classes) > 1 and "name" in classes[0].model_fields else []
 
 
-def choices_section(title: str, field: FieldInfo) -> list[str]:
+def choices_section(key: str, owner: type[BaseModel], prefix: str = "") -> list[str]:
     """Each class of a discriminated union with its docstring and settings."""
+    field = owner.model_fields[key]
     about = field.description or ""
-    lines = [f"## {title}", "", f"{about[:1].upper()}{about[1:]}.", ""]
+    blocks = [f"## {prefix}{key}", f"{about[:1].upper()}{about[1:]}."]
     for cls in choices(field.annotation):
-        keys = [
-            f"`{key}` ({default(f)}): {f.description}"
-            for key, f in cls.model_fields.items()
-            if key != "name"
+        own = [
+            f"- `{name}` ({default(part)}): {part.description}"
+            for name, part in cls.model_fields.items()
+            if name != "name"
         ]
-        lines.append(f"### {title}: {cls.model_fields['name'].get_default()}")
-        lines += ["", prose(cls.__doc__), ""]
-        lines += [f"- {key}" for key in keys] + ([""] if keys else [])
-    return lines
+        title = f"### {prefix}{key}: {cls.model_fields['name'].get_default()}"
+        blocks += [title, prose(cls), "\n".join(own)]
+    return blocks
 
 
 if __name__ == "__main__":
