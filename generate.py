@@ -29,19 +29,17 @@ from dataclasses import asdict
 
 import torch
 
+import sextant
 from data.task_data import generated
 from errors import printable
 from generation.prompts import read_prompts
 from generation.samples import generate_samples, make_samples
 from generation.sampling import SamplingParams
 from generation.writers import JsonLinesWriter, TextWriter
-from interop.imported_runs import run_of
-from model import find_device
 from run_directory.console import Console
-from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from settings.help import HelpTopics, SettingsParser
-from settings.script import run_main
+from settings.script import at_least, run_main
 
 TOPICS = HelpTopics(
     classes=[RunSettings],
@@ -84,14 +82,14 @@ def parser_of(usage: str | None) -> SettingsParser:
     )
     add(
         "--samples",
-        type=int,
+        type=at_least(1),
         default=1,
         metavar="N",
         help="samples per prompt (1)",
     )
     add(
         "--tokens",
-        type=int,
+        type=at_least(1),
         default=200,
         metavar="N",
         help="maximum number of new tokens (200)",
@@ -122,7 +120,7 @@ def parser_of(usage: str | None) -> SettingsParser:
     )
     add(
         "--seed",
-        type=int,
+        type=at_least(0),
         default=0,
         metavar="S",
         help="seed of the first sample of each prompt (0)",
@@ -135,7 +133,7 @@ def parser_of(usage: str | None) -> SettingsParser:
         help="stop before this text; may be repeated",
     )
     add("--jsonl", action="store_true", help="print one JSON object per sample")
-    add("--batch", type=int, default=8, metavar="N", help="batch size (8)")
+    add("--batch", type=at_least(1), default=8, metavar="N", help="batch size (8)")
     add(
         "--no-cache",
         action="store_true",
@@ -187,9 +185,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
         options.temperature = 0.0
     elif options.temperature is None:
         options.temperature = 0.8
-    for name, minimum in (("samples", 1), ("tokens", 1), ("batch", 1), ("seed", 0)):
-        if getattr(options, name) < minimum:
-            parser.error(f"--{name} must be at least {minimum}, got {getattr(options, name)}")
     if options.seed + options.samples > 1 << 63:
         parser.error("--seed must be below 2**63")
     if "" in options.stop:
@@ -236,17 +231,16 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     """Generate text as the command line says."""
     args = parse_options(arguments)
     console = Console()
-    device = find_device(args.device)
     sampling = SamplingParams(
         args.repetition_penalty, args.temperature, args.top_k, args.top_p, args.min_p
     )
     prompts = read_prompts(args.prompt, args.file, sys.stdin, args.stdin)
 
-    dtype = DTYPES.get(args.dtype)
-    loaded = Run.open(run_of(args.run)).load(
-        args.overrides,
-        device,
-        dtype,
+    loaded = sextant.load(
+        args.run,
+        *args.overrides,
+        device=args.device,
+        dtype=DTYPES.get(args.dtype),
         console=console,
         weights=args.weights,
         skip_damaged=True,

@@ -49,7 +49,7 @@ from model.devices import find_device, prepare_cpu
 from run_directory.console import Console
 from run_directory.run import processor
 from scripts.workloads import CASES, MIXERS, SHAPES, Task, Workload, comparisons
-from settings.script import Parser, run_main
+from settings.script import Parser, at_least, run_main
 from training.hardware import known_peak, peak_memory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -455,14 +455,11 @@ def main() -> int:
     add("--cases", nargs="+", default=short, choices=CASES, metavar="CASE")
     add("--schemes", nargs="+", default=known, choices=known, metavar="SCHEME")
     add("--device", default="cpu", help="cpu (the default) or cuda")
-    add("--threads", type=int, default=1, help="of each process (default: 1)")
-    add("--rounds", type=int, default=3, help="turns of each variant (default: 3)")
-    add("--repeats", type=int, default=5, help="timed calls of a turn (default: 5)")
+    add("--threads", type=at_least(1), default=1, help="of each process (default: 1)")
+    add("--rounds", type=at_least(1), default=3, help="turns of each variant (default: 3)")
+    add("--repeats", type=at_least(1), default=5, help="timed calls of a turn (default: 5)")
     add("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
     options = parser.parse_args()
-    for name in ("threads", "rounds", "repeats"):
-        if getattr(options, name) < 1:
-            parser.error(f"argument --{name}: must be at least 1")
     device = find_device(options.device)
     file, machine = results_of(device, options.results)
     set_environment(options.threads)

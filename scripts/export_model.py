@@ -13,13 +13,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
+import sextant
 from interop.export.export_folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
 from interop.extras import load_extra
-from interop.imported_runs import run_of
 from interop.new_folder import check_new
 from run_directory.console import Console
-from run_directory.run import Run
 from settings.script import Parser, run_main
 
 
@@ -69,8 +68,10 @@ def main() -> None:
     load_extra("transformers")  # before the run is loaded
     check_new(args.out)
     console = Console()
-    run = Run.open(run_of(args.run)).load(
-        args.overrides,
+    run = sextant.load(
+        args.run,
+        *args.overrides,
+        device="cpu",
         checkpoint=args.step,
         weights=args.weights,
         console=console,

@@ -24,7 +24,7 @@ from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.help import describe_setting
 from settings.load import load_settings
-from settings.script import Parser, run_main
+from settings.script import Parser, at_least, run_main
 
 
 def parse() -> Namespace:
@@ -39,14 +39,15 @@ def parse() -> Namespace:
         "--data", metavar="PATH", help="read the text files of this folder, or this file"
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
+        "--workers",
+        type=at_least(1),
+        metavar="N",
+        help="threads that tokenize; default: one per core",
     )
     parser.add_argument(
         "-h", "--help", action="store_true", help="print this text and every setting of data"
     )
     options = parser.parse_args()
-    if options.workers is not None and options.workers < 1:
-        raise DataError(f"--workers must be at least 1, got {options.workers}")
     if options.data:
         options.overrides = with_text(options.overrides, options.data)
     if options.help:

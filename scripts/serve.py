@@ -15,12 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # needs no installation
 
-from interop.imported_runs import run_of
+import sextant
 from interop.loss_page import HOST, LossPage, make_server
-from model import find_device
 from run_directory.console import Console
-from run_directory.run import Run
-from settings.script import Parser, run_main
+from settings.script import Parser, at_least, run_main
 
 
 def main() -> None:
@@ -38,7 +36,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--max-length",
-        type=int,
+        type=at_least(2),
         metavar="N",
         help="maximum tokens of a text (16 times the trained length)",
     )
@@ -48,14 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     if not 0 <= args.port <= 65535:
         parser.error(f"--port={args.port} must be 0 to 65535")
-    if args.max_length is not None and args.max_length < 2:
-        parser.error(f"--max-length={args.max_length} must be at least 2")
     console = Console()
-    run = Run.open(run_of(args.run)).load(
-        (),
-        find_device(args.device),
-        console=console,
-    )
+    run = sextant.load(args.run, device=args.device, console=console)
     if run.changed:
         console.info(run.changed)
     page = LossPage(run, args.overrides, args.max_length)

@@ -33,6 +33,18 @@ def message_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def at_least(minimum: int) -> Callable[[str], int]:
+    """The `type` of an option that is an integer of at least `minimum`."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, got {value}")
+        return value
+
+    return integer
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser of every script: overrides may come before and after an option, options
     cannot be abbreviated, and `run_main` reports its errors like all others."""

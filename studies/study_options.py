@@ -11,6 +11,7 @@ from data.files import path_problem
 from errors import StudyError
 from settings.help import HelpTopics, SettingsParser
 from settings.load import load_settings, setting_before_validation, split_arguments
+from settings.script import at_least
 from studies.claims.claim_settings import ClaimSettings
 from studies.study_settings import StudySettings
 
@@ -35,7 +36,7 @@ def parser_of(usage: str) -> SettingsParser:
     )
     add(
         "--jobs",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="cells to run at a time (default: one per GPU, or one)",
     )
@@ -103,8 +104,6 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(usage).parse(arguments)
-    if options.jobs is not None and options.jobs < 1:
-        raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     options.repeat = shlex.join(["python", "study.py", *arguments])
     options.claims = options.overrides == ["claims"]
     if options.claims:
