@@ -29,23 +29,20 @@ def read_columns(file: Path) -> dict[str, pd.DataFrame]:
     the largest distance comes first."""
     rows = pd.read_csv(file)
     rows = rows[rows.seed.isna()].set_index("variant")
-    gains = rows.loc[rows.metric == "read_gain"]
+    gains = rows.query("metric == 'read_gain'")
     if gains.empty:
         raise StudyError(f"{file} has no read gains; the study needs targets_by=repetition")
-    changes = rows.loc[rows.metric == "delta"]
-    trained = int(rows.length[rows.metric == "nll_as_trained"].iloc[0])
+    trained = int(rows.query("metric == 'nll_as_trained'").length.iloc[0])
     longest = int(gains.length.max())
-    near = gains.loc[(gains.length == trained) & (gains["until"] == trained)]
-    far = gains.loc[(gains.length == longest) & (gains["until"] == longest)]
+    changes = rows.query("metric == 'delta' and length == @longest")
+    near = gains.query("length == until == @trained")
+    far = gains.query("length == until == @longest").sort_values("value", ascending=False)
     columns = {
-        f"change of the loss, {trained:,} to {longest:,} tokens": changes.loc[
-            changes.length == longest
-        ],
+        f"change of the loss, {trained:,} to {longest:,} tokens": changes,
         f"read gain within the trained length, {trained // 2:,}–{trained - 1:,}": near,
         f"read gain beyond, {longest // 2:,}–{longest - 1:,}": far,
     }
-    order = far.sort_values("value", ascending=False).index
-    return {title: own.loc[order, ["value", "low", "high"]] for title, own in columns.items()}
+    return {title: own.loc[far.index, ["value", "low", "high"]] for title, own in columns.items()}
 
 
 def draw(columns: dict[str, pd.DataFrame]) -> Figure:
