@@ -40,37 +40,49 @@ FOLDERS = ("texts", "docs", "novels/train", "novels/valid", "corpora/novels/trai
 FOLDERS += ("corpora/novels/long", "stdlib", "validation")
 
 
-@pytest.fixture
-def stand_ins(tmp_path, monkeypatch):
-    """Small texts in the places that the configurations name, as the current directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("data.files.os.fsync", lambda handle: None)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    """Small texts in the places that the configurations name. What is prepared from them is kept
+    for later tests."""
+    root = tmp_path_factory.mktemp("clone")
+    (root / "configs").symlink_to(ROOT / "configs")
     manifest = []
     rng = Random(0)
-    for folder in map(Path, FOLDERS):
-        folder.mkdir(parents=True)
+    for folder in FOLDERS:
+        (root / folder).mkdir(parents=True)
         for number in range(20):
             words = ["".join(rng.choices(ascii_lowercase, k=5)) for _ in range(400)]
             for suffix in (".txt", ".md", ".py"):
-                (folder / f"{number}{suffix}").write_text(" ".join(words))
+                (root / folder / f"{number}{suffix}").write_text(" ".join(words))
             manifest.append(json.dumps({"file": f"{number}.txt", "author": f"author {number}"}))
-    Path("corpora/novels/MANIFEST.jsonl").write_text("\n".join(manifest))
-    Path("corpora/tinystories").mkdir()
+    (root / "corpora/novels/MANIFEST.jsonl").write_text("\n".join(manifest))
+    (root / "corpora/tinystories").mkdir()
     lines = ["\n".join(rng.choices(words, k=20)) for _ in range(2000)]
-    Path("corpora/tinystories/tinystories_lowercased.txt").write_text("\n".join(lines))
-    Path("corpus").mkdir()
+    (root / "corpora/tinystories/tinystories_lowercased.txt").write_text("\n".join(lines))
+    (root / "corpus").mkdir()
     records = [json.dumps({"text": " ".join(rng.choices(words, k=100))}) for _ in range(30)]
-    Path("corpus/a.jsonl").write_text("\n".join(records))
+    (root / "corpus/a.jsonl").write_text("\n".join(records))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(texts, monkeypatch):
+    """The small texts' folder is the current one; sources that need more read there."""
+    monkeypatch.chdir(texts)
+    monkeypatch.setattr("data.files.os.fsync", lambda handle: None)
 
     def local(settings, place: str) -> Stdlib:
         is_held_out = getattr(settings, "split", "") == "validation"
         source = Stdlib(settings, place)
-        source.folder = tmp_path / ("validation" if is_held_out else "stdlib")
+        source.folder = texts / ("validation" if is_held_out else "stdlib")
         return source
 
     for name in ("stdlib", "hub"):
         monkeypatch.setitem(SOURCES, name, local)
+
+
+def few_items(source):
+    return source.model_copy(update={"items": 40}) if isinstance(source, TaskSource) else source
 
 
 def prepare_small(data: DataSettings) -> None:
@@ -78,11 +90,14 @@ def prepare_small(data: DataSettings) -> None:
     if items := generated(data):
         items.items("training", 0).rows(np.arange(4), items.longest)
         return
-    changes = {}
-    for name in ("source", "valid_source"):
-        source = getattr(data, name)
-        if isinstance(source, TaskSource):
-            changes[name] = source.model_copy(update={"items": 40})
+    mixture = [
+        entry.model_copy(update={"source": few_items(entry.source)}) for entry in data.mixture
+    ]
+    changes = {
+        "source": few_items(data.source),
+        "valid_source": few_items(data.valid_source),
+        "mixture": type(data.mixture)(mixture),
+    }
     if data.tokenizer.name != "bytes":
         changes["tokenizer"] = data.tokenizer.model_copy(update={"vocab_size": 320})
     prepared = prepare(data.model_copy(update=changes), workers=1)
@@ -91,12 +106,12 @@ def prepare_small(data: DataSettings) -> None:
 
 
 @pytest.mark.parametrize("path", DATA)
-def test_data_can_be_prepared(path, stand_ins):
+def test_data_can_be_prepared(path):
     prepare_small(load_settings(RunSettings, [path]).data)
 
 
 @pytest.mark.parametrize("path", STUDIES)
-def test_study_can_be_planned(path, stand_ins):
+def test_study_can_be_planned(path):
     study = study_of([path])
     planner = StudyPlanner(study, Path("study"))
     prepared = set()
