@@ -1,12 +1,8 @@
 """Host waits of a training step, an evaluated batch and a decoded token, on the fake GPU.
 
-    python -m tests.gpu_path.host_waits CASE ...    prints {case: {activity: {module: waits}}} as JSON
-
-Runs in a separate process, because the fake GPU's patches of torch are permanent.
+The fake GPU's patches of torch are permanent: measure in a process that ends.
 """
 
-import json
-import sys
 import warnings
 from collections import Counter
 from contextlib import nullcontext
@@ -227,7 +223,8 @@ def measure(case: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def main(cases: list[str]) -> None:
+def measured(cases: list[str]) -> dict[str, dict[str, dict[str, int]]]:
+    """{case: {activity: {module: waits}}}. Patches torch for the rest of this process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     FakeGpu()
@@ -243,9 +240,4 @@ def main(cases: list[str]) -> None:
     F.scaled_dot_product_attention = scaled_dot_product_attention
     torch.cuda.Event = lambda: SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
     torch.cuda.current_stream = lambda device: None
-    for case in cases:
-        print(json.dumps({case: measure(case)}), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return {case: measure(case) for case in cases}

@@ -6,15 +6,18 @@ step, evaluated batch or decoded token of any case. A module that is not listed 
 """
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.gpu_path import host_waits
 from tests.gpu_path.common import needs_patched_torch
-from tests.gpu_path.fake_gpu import ROOT
+from tests.gpu_path.fake_gpu import CUDA, FakeGpu, MixedDevices
 from tests.model.zoo import CASES
+from tests.processes import together
 
 pytestmark = needs_patched_torch
 
@@ -24,16 +27,17 @@ QUICK = ["rope", "unit_interval-current", "rope-rerope", "cope", "fox"]
 CHUNK = 20  # cases of one process
 
 
+def in_fork(work: Callable[[], Any]) -> Any:
+    """What `work()` gives in a process of its own: the patches of torch stay there."""
+    (answer,) = together(1, work, seconds=500)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
 def measured(cases: list[str]) -> dict[str, dict[str, dict[str, int]]]:
-    """{case: {activity: {module: waits}}}, measured in a process of its own."""
-    command = [sys.executable, "-m", "tests.gpu_path.host_waits", *cases]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert run.returncode == 0, run.stderr
-    found: dict[str, dict] = {}
-    for line in run.stdout.splitlines():
-        found |= json.loads(line)
-    assert list(found) == cases
-    return found
+    """{case: {activity: {module: waits}}}."""
+    return in_fork(lambda: host_waits.measured(cases))
 
 
 def over_budget(found: dict[str, dict[str, dict[str, int]]]) -> list[tuple[str, str, str, int]]:
@@ -59,29 +63,19 @@ def test_host_syncs_are_within_budget_in_every_case(start):
     assert over_budget(measured(list(CASES)[start : start + CHUNK])) == []
 
 
-MIXED = """
-import torch
-from tests.gpu_path.fake_gpu import CUDA, FakeGpu, MixedDevices
-
-with FakeGpu() as gpu:
-    x = torch.ones(3, device=CUDA)
-    assert (x + 1).device == CUDA and not gpu.waits
-    x.to("cpu", non_blocking=True)
-    torch.ones(3).to(CUDA, non_blocking=True)
-    assert not gpu.waits
-    float(x.sum()), x.cpu(), x.nonzero(), x[x > 0], torch.ones(3).to(CUDA)
-    assert sum(gpu.waits.values()) == 5, gpu.waits
-    for mixes in (lambda: x + torch.ones(3), lambda: torch.ones(3)[x.long()]):
-        try:
-            mixes()
-        except MixedDevices:
-            continue
-        raise SystemExit("mixed devices passed")
-"""
-
-
 def test_fake_gpu_counts_syncs_and_rejects_mixed_devices():
-    run = subprocess.run(
-        [sys.executable, "-c", MIXED], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr + run.stdout
+    def waits() -> list[int]:
+        with FakeGpu() as gpu:
+            x = torch.ones(3, device=CUDA)
+            assert (x + 1).device == CUDA
+            counts = [gpu.waits.total()]
+            x.to("cpu", non_blocking=True)
+            torch.ones(3).to(CUDA, non_blocking=True)
+            counts.append(gpu.waits.total())
+            _ = float(x.sum()), x.cpu(), x.nonzero(), x[x > 0], torch.ones(3).to(CUDA)
+            for mixes in (lambda: x + torch.ones(3), lambda: torch.ones(3)[x.long()]):
+                with pytest.raises(MixedDevices):
+                    mixes()
+            return [*counts, gpu.waits.total()]
+
+    assert in_fork(waits) == [0, 0, 5]
