@@ -1,13 +1,19 @@
 """Calls of study.py in this process and in another one."""
 
+import multiprocessing
 import os
-import subprocess
 import sys
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import study
+import train
 from data.files import write_json
+from studies import cell_pool, study_report
 from tests.files import ROOT
+from tests.processes import ScriptProcess, wait_until
+
+FORK = multiprocessing.get_context("fork")
 
 
 def noted(results: dict, folder: Path) -> tuple[None, list[str]]:
@@ -22,13 +28,41 @@ def call(monkeypatch, *arguments: object, report=noted) -> int:
     return study.main([*map(str, arguments)])
 
 
-def start(log: Path, *arguments: object) -> subprocess.Popen:
+def start(log: Path, *arguments: object) -> ScriptProcess:
     """study.py in a process of its own."""
-    with open(log, "w", encoding="utf-8") as output:
-        return subprocess.Popen(
-            [sys.executable, "study.py", *map(str, arguments)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=output,
-            stderr=output,
-        )
+    return ScriptProcess("study.py", [*map(str, arguments)], ROOT, log, log)
+
+
+def fork(log: Path, *arguments: object) -> ForkProcess:
+    """study.py in a fork of this process, and its workers in forks of that, whose third step of
+    training lasts until a signal."""
+    process = FORK.Process(target=_run, args=(log, [*map(str, arguments)]))
+    process.start()
+    return process
+
+
+def _run(log: Path, arguments: list[str]) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output, stream.fileno())
+    cell_pool.start_server = lambda: FORK
+    work = cell_pool.work
+
+    def work_and_end(*given: object) -> None:
+        """Without waiting for the threads of the study, which this process has not."""
+        try:
+            work(*given)
+        except SystemExit as end:
+            os._exit(end.code)
+
+    cell_pool.work = work_and_end
+    study_report.write_report = noted
+    step = train.train_step
+
+    def lasting(state, batch, parallel, settings, requests):
+        if state.step == 2:
+            wait_until(lambda: requests.status)
+        return step(state, batch, parallel, settings, requests)
+
+    train.train_step = lasting
+    sys.exit(study.main(arguments))

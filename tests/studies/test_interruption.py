@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -12,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from data.files import locked
+from run_directory.checkpoints import steps_of
 from run_directory.console import Console
 from run_directory.run import HOLDER
 from run_directory.run_settings import RunSettings
 from studies import cell_pool
 from studies.cell_pool import CellPool, add_time, errors_of, read_times, threads_of
 from studies.planned_cells import PlannedCell
-from tests.files import ROOT, results_of
+from tests.files import results_of
 from tests.processes import wait_until
-from tests.studies.forks import call, start
+from tests.studies.forks import FORK, call, fork, start
 from tests.studies.test_study import lasting
+from tests.training.tiny import logged_steps
 
 TOKENS = 7680  # 40 steps, a checkpoint every 3
 CELL = "scheme=rope,seed=0"
@@ -44,25 +45,44 @@ def whole(write_study, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_interrupted_study_resumes_to_the_same_results(
-    whole, write_study, monkeypatch, tmp_path, number
-):
-    arguments = [write_study(tokens=TOKENS), "--only", CELL, "--run-dir", tmp_path / "study"]
-    expected = 0.1 * written(whole)
+def test_a_killed_study_resumes_to_the_same_results(whole, write_study, monkeypatch, tmp_path):
+    folder = tmp_path / "study"
+    arguments = [write_study(tokens=TOKENS), "--only", CELL, "--run-dir", folder]
     process = start(tmp_path / "log", *arguments)
-    wait_until(lambda: written(tmp_path / "study") >= expected)
-    process.send_signal(number)
-    status = process.wait()
-    if number == signal.SIGKILL:
-        assert status == -signal.SIGKILL
-        assert not (tmp_path / "study" / "results.json").exists()
-    else:
-        assert status == 128 + signal.SIGINT
-        assert results_of(tmp_path / "study")["cells"][0]["status"] == "pending"
+    wait_until(lambda: written(folder) >= 0.1 * written(whole))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    assert not (folder / "results.json").exists()
+    check_resumed(monkeypatch, arguments, whole)
+
+
+def test_a_killed_cell_and_an_interrupted_one_resume(whole, write_study, monkeypatch, tmp_path):
+    """The killed cell does not stop the other, which saves a checkpoint when it is interrupted."""
+    folder = tmp_path / "study"
+    arguments = [write_study(tokens=TOKENS), "--run-dir", folder, "--only"]
+    process = fork(tmp_path / "log", *arguments, "scheme=rope*")
+    wait_until(lambda: logged_steps(folder / "runs" / CELL) > 0)
+    _, worker, *_ = (folder / "runs" / CELL / HOLDER).read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    other = folder / "runs" / "scheme=rope,seed=1"
+    wait_until(lambda: logged_steps(other) > 0)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(30)
+    assert process.exitcode == 128 + signal.SIGINT
+    cells = results_of(folder)["cells"]
+    assert [cell["status"] for cell in cells[:2]] == ["failed", "pending"]
+    assert "ended by SIGKILL" in cells[0]["error"]
+    assert steps_of(other)[-1] == logged_steps(other)
+    check_resumed(monkeypatch, [*arguments, CELL], whole)
+
+
+def check_resumed(monkeypatch, arguments: list, whole: Path) -> None:
+    """The rest of a study gives the results of one that was not interrupted."""
+    folder = arguments[arguments.index("--run-dir") + 1]
     assert call(monkeypatch, *arguments) == 0
-    assert lasting(results_of(tmp_path / "study")) == lasting(results_of(whole))
-    assert results_of(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
+    results = results_of(folder)
+    assert lasting(results) == lasting(results_of(whole))
+    assert results["cells"][0]["timing"]["attempts"] > 1
 
 
 def deaf(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
@@ -74,22 +94,23 @@ def deaf(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None
         time.sleep(0.1)
 
 
-def run_deaf(folder: str) -> None:
-    cell = PlannedCell({"scheme": "a"}, (), RunSettings(), Path(folder))
+def run_deaf(folder: Path) -> None:
+    cell = PlannedCell({"scheme": "a"}, (), RunSettings(), folder)
     cell_pool.work = deaf
-    pool = CellPool(Path(folder), {"scheme=a": 1.0}, set(), 1, Console())
+    cell_pool.start_server = lambda: FORK
+    pool = CellPool(folder, {"scheme=a": 1.0}, set(), 1, Console())
     pool.run([cell], None)
     sys.exit(pool.report(""))
 
 
 def test_a_second_signal_kills_workers(tmp_path):
-    line = f"from {__name__} import run_deaf; run_deaf({str(tmp_path)!r})"
-    command = [sys.executable, "-c", line]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    process = FORK.Process(target=run_deaf, args=(tmp_path,))
+    process.start()
     for name in ("deaf", "asked"):
         wait_until((tmp_path / name).exists)
-        process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 128 + signal.SIGINT
+        os.kill(process.pid, signal.SIGINT)
+    process.join(30)
+    assert process.exitcode == 128 + signal.SIGINT
 
 
 def test_workers_share_cores(monkeypatch):
@@ -98,19 +119,6 @@ def test_workers_share_cores(monkeypatch):
     assert [threads_of(jobs) for jobs in (3, 16)] == [2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert threads_of(3) == 5
-
-
-def test_a_cell_that_is_killed_does_not_stop_the_others(write_study, tmp_path):
-    folder = tmp_path / "study"
-    words = [write_study(tokens=TOKENS), "--only", "scheme=rope*", "--run-dir", folder]
-    process = start(tmp_path / "log", *words)
-    wait_until(lambda: written(folder) > 0)
-    _, worker, *_ = (folder / "runs" / CELL / HOLDER).read_text().split()
-    os.kill(int(worker), signal.SIGKILL)
-    assert process.wait() == 1
-    cells = results_of(folder)["cells"]
-    assert [cell["status"] for cell in cells[:2]] == ["failed", "done"]
-    assert "ended by SIGKILL" in cells[0]["error"]
 
 
 def test_errors_of_a_cell_are_those_of_the_last_runs_of_its_commands(tmp_path):
