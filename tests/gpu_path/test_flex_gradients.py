@@ -96,17 +96,16 @@ def test_gradients_of_fire_in_blocks(window, monkeypatch):
     fire.fire_gradient.assert_called_once()
 
 
-@pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize(
-    ("layout", "t", "s", "window"),
+    ("layout", "t", "s", "window", "sink"),
     [
-        ("plain", 23, 23, None),
-        ("plain", 9, 30, None),
-        ("plain", 16, 16, 6),
-        ("plain", 17, 31, 14),
-        ("plain", 8, 20, 2),
-        ("packed", 23, 23, None),
-        ("packed", 23, 23, 5),
+        ("plain", 23, 23, None, False),
+        ("plain", 9, 30, None, True),
+        ("plain", 16, 16, 6, True),
+        ("plain", 17, 31, 14, False),
+        ("plain", 8, 20, 2, True),
+        ("packed", 23, 23, None, True),
+        ("packed", 23, 23, 5, False),
     ],
 )
 def test_gradients_of_a_table_by_distance(layout, t, s, window, sink, monkeypatch):

@@ -46,21 +46,30 @@ def random(name: str, **keys) -> PositionalScheme:
     return scheme
 
 
-def check(scheme, layout: str, logits_of, window=None, kernel="auto") -> None:
-    """Attention with the logits of each document, and gradients of the scheme's parameters."""
+def with_gradients(scheme, out: Tensor, layout: str) -> list[Tensor]:
+    """The attention of the tokens that are no padding, and gradients of the scheme's parameters."""
+    out = out * (LAYOUTS[layout].document.expand(B, -1)[:, None, :, None] >= 0)
+    return [out, *torch.autograd.grad(out.square().sum(), list(scheme.parameters()))]
+
+
+def by_logits(scheme, layout: str, logits_of, window=None) -> list[Tensor]:
+    """`with_gradients` from the logits of each document."""
     positions = LAYOUTS[layout]
-    is_token = positions.document.expand(B, -1)[:, None, :, None] >= 0
     q, k, v = drawn(S)
     logits = by_documents(positions, logits_of, INPUTS, q, k)
-    expected = weighted(logits, v, visible(positions, S, window)) * is_token
-    out = attended(scheme, positions, q, k, v, kernel, INPUTS) * is_token
-    close(out, expected, atol=1e-11)
-    weights = list(scheme.parameters())
-    found = torch.autograd.grad(out.square().sum(), weights)
-    slow = torch.autograd.grad(expected.square().sum(), weights)
-    for one, other in zip(found, slow, strict=True):
-        assert other.abs().max() > 1e-3
-        close(one, other, atol=1e-9)
+    out = weighted(logits, v, visible(positions, S, window))
+    return with_gradients(scheme, out, layout)
+
+
+def check_kernel(scheme, layout: str, expected: list[Tensor], kernel: str) -> None:
+    out = attended(scheme, LAYOUTS[layout], *drawn(S), kernel, INPUTS)
+    for found, slow in zip(with_gradients(scheme, out, layout), expected, strict=True):
+        assert slow.abs().max() > 1e-3
+        close(found, slow, atol=1e-10)
+
+
+def check(scheme, layout: str, logits_of, window=None, kernel="auto") -> None:
+    check_kernel(scheme, layout, by_logits(scheme, layout, logits_of, window), kernel)
 
 
 def convolved(scheme: PositionalScheme, x: Tensor) -> Tensor:
@@ -123,6 +132,7 @@ def reflected(scheme: PositionalScheme):
 def test_path_multiplies_the_reflections_between_query_and_key(layout, window, monkeypatch):
     """With all queries at once, and with few queries and keys to a block and chunk."""
     scheme = random("path", window=window)
+    expected = by_logits(scheme, layout, reflected(scheme), window)
     for kernel, queries, keys in (
         ("dense", 256, 128),
         ("auto", 256, 128),
@@ -131,7 +141,7 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
     ):
         monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", queries)
         monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
-        check(scheme, layout, reflected(scheme), window, kernel)
+        check_kernel(scheme, layout, expected, kernel)
 
 
 @layouts

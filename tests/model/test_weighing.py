@@ -117,7 +117,9 @@ def test_shaw_adds_vectors_to_each_key_and_value(values, layout, window):
     expected = weights @ by_head(v)
     if values:
         expected += torch.einsum("bhqs,bqsd->bhqd", weights, scheme.value[index])
-    for kernel in ("auto",) if values else ("auto", "flex"):
+    # Eager FlexAttention takes most of a second.
+    has_flex = not values and len(window) == list(LAYOUTS).index(layout) % 3
+    for kernel in ("auto", "flex") if has_flex else ("auto",):
         close_for_tokens(attended(scheme, positions, q, k, v, kernel), expected, positions)
 
 

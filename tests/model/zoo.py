@@ -25,7 +25,7 @@ G = 3
 D = 10
 C = 28
 V = 37
-LAYERS = 3
+LAYERS = 2  # one more in patterns, whose first kind then has two
 # trained length, and a length beyond it
 TRAIN = 11
 T = 19
@@ -143,9 +143,10 @@ def without_pattern_scheme(model: dict) -> dict:
 
 
 def settings_of(position: dict, **keys) -> ModelSettings:
+    has_pattern = "pattern" in keys or position["name"] == "pattern"
     shape = {
         "dim": C,
-        "layers": LAYERS,
+        "layers": LAYERS + has_pattern,
         "heads": H,
         "kv_heads": G,
         "head_dim": D,
