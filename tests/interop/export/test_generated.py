@@ -21,7 +21,6 @@ from tests.model.zoo import CASES, MIXER_CASES, TRAIN, V, build, close, settings
 
 # Ways in which a scheme acts on attention and on the cache.
 QUICK = [
-    "alibi-auto",  # bias by distance and declared length
     "fox-rotary",  # extras in the cache, settings created by the scheme
     "learned",  # a limit
     "rope-streaming",  # sinks, a remap with several views
@@ -57,7 +56,8 @@ def test_generated_models(tmp_path):
     linear = {"mixer": {"name": "linear", "chunk": 4}, "tie_embeddings": True}
     models["linear"] = build({"name": "sinusoidal"}, dtype=torch.float32, **linear)
     capped = {"logit_softcap": 3.0, "mup": {"base_dim": 7}, "qk_norm": True, "layer_scale": True}
-    models["capped"] = build({"name": "alibi"}, dtype=torch.float32, **capped)
+    # a bias by distance and declared length
+    models["capped"] = build("alibi-auto", dtype=torch.float32, **capped)
     check_generated(models, tmp_path / "models")
 
 
