@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,12 @@ def _server():
         else:
             os.environ["PYTHONPATH"] = paths
     return context
+
+
+def afresh(function: Callable, *arguments: Any) -> Any:
+    """What a function of a module gives in a process that has imported torch and run nothing."""
+    with ProcessPoolExecutor(1, mp_context=_server()) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 class ScriptProcess:

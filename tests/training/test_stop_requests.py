@@ -96,9 +96,11 @@ def test_signals_to_forked_child_are_not_recorded():
     with StopRequests() as requests:
         child = os.fork()
         if not child:
-            os.write(writer, b"forked")
-            time.sleep(60)
-            os._exit(0)
+            try:
+                os.write(writer, b"forked")
+                time.sleep(60)
+            finally:
+                os._exit(0)
         os.read(reader, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
