@@ -99,7 +99,7 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
 
 
 @cache
-def _server():
+def server():
     """Starts the process that has imported the scripts, once for all tests of this process."""
     context = multiprocessing.get_context("forkserver")
     # Optimizers import torch._dynamo when the first one is made.
@@ -119,7 +119,7 @@ def _server():
 
 def afresh(function: Callable, *arguments: Any) -> Any:
     """What a function of a module gives in a process that has imported torch and run nothing."""
-    with ProcessPoolExecutor(1, mp_context=_server()) as pool:
+    with ProcessPoolExecutor(1, mp_context=server()) as pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -138,7 +138,7 @@ class ScriptProcess:
         environment: Mapping[str, str] = {},
     ):
         arguments = (script, words, str(cwd), out and str(out), err and str(err), dict(environment))
-        self._process = _server().Process(target=_run_script, args=arguments)
+        self._process = server().Process(target=_run_script, args=arguments)
         self._process.start()
         self.pid: int = self._process.pid or 0
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import study
@@ -11,7 +11,7 @@ import train
 from data.files import write_json
 from studies import cell_pool, study_report
 from tests.files import ROOT
-from tests.processes import ScriptProcess, wait_until
+from tests.processes import ScriptProcess, server, wait_until
 
 FORK = multiprocessing.get_context("fork")
 
@@ -33,10 +33,10 @@ def start(log: Path, *arguments: object) -> ScriptProcess:
     return ScriptProcess("study.py", [*map(str, arguments)], ROOT, log, log)
 
 
-def fork(log: Path, *arguments: object) -> ForkProcess:
-    """study.py in a fork of this process, and its workers in forks of that, whose third step of
+def fork(log: Path, *arguments: object) -> BaseProcess:
+    """study.py in a process of its own, and its workers in forks of that, whose third step of
     training lasts until a signal."""
-    process = FORK.Process(target=_run, args=(log, [*map(str, arguments)]))
+    process = server().Process(target=_run, args=(log, [*map(str, arguments)]))
     process.start()
     return process
 
