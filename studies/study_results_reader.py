@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from data.files import read_object
 from errors import StudyError
 from evaluation.methods import TRAINED
-from evaluation.statistics.results_table import VariantResult
+from evaluation.statistics.variant_result import VariantResult
 
 RESULTS = "results.json"
 SCHEME = "scheme"  # the axis that is compared

@@ -48,7 +48,8 @@ from evaluation.reports.figures import (
     panels,
 )
 from evaluation.statistics.intervals import CLAIM_SEEDS, half_width_of_sum, seed_means
-from studies.expressions import Expression, evaluate, expanded, unit_values, values_in
+from studies.arm_values import unit_values
+from studies.expressions import Expression, evaluate, expanded, values_in
 from studies.study_results_reader import SEED
 from studies.study_settings import TrendSettings
 

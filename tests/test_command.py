@@ -70,7 +70,7 @@ assert "torch" in sys.modules
 print(json.dumps([sorted(set(slow) & set(sys.modules)), *ended]))
 """
 # Dynamo takes as long to import as half of torch.
-SLOW = ["torch._dynamo", "torch._inductor", "sympy", "triton", "matplotlib"]
+SLOW = ["torch._dynamo", "torch._inductor", "sympy", "triton", "matplotlib", "pandas", "scipy"]
 SLOW += ["transformers", "datasets", "huggingface_hub", "tensorboard", "wandb"]
 
 

@@ -38,7 +38,8 @@ from evaluation.reports.loss_results import LossResults, loss_results
 from evaluation.reports.report import EvaluationReport, ReportedResults, caveats
 from evaluation.scoring.text_loss import LossMeasurement
 from evaluation.statistics.loss_table import INCONCLUSIVE, POINTS_ONLY, PRECISION, UNDERTRAINED
-from evaluation.statistics.results_table import ResultRow, VariantResult, results_table, select_one
+from evaluation.statistics.results_table import ResultRow, results_table, select_one
+from evaluation.statistics.variant_result import VariantResult
 
 TONES = {"held": "good", "broken": "bad"}
 CONTEXT = "context length, tokens (log scale)"

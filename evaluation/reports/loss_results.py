@@ -26,7 +26,8 @@ from evaluation.statistics.loss_table import (
     variant_losses,
     verdict_rows,
 )
-from evaluation.statistics.results_table import ResultRow, VariantResult, results_table, row_of
+from evaluation.statistics.results_table import ResultRow, results_table, row_of
+from evaluation.statistics.variant_result import VariantResult
 
 
 @dataclass(kw_only=True)

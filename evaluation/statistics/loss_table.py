@@ -17,7 +17,8 @@ import numpy as np
 from evaluation.evaluation_settings import HALF
 from evaluation.methods import TRAINED
 from evaluation.statistics.intervals import MeanInterval, interval, seed_means
-from evaluation.statistics.results_table import ResultRow, VariantResult, row_of
+from evaluation.statistics.results_table import ResultRow, row_of
+from evaluation.statistics.variant_result import VariantResult
 
 HELD = "held"
 BROKEN = "broken"

@@ -6,7 +6,7 @@ Tables and charts of reports are views of it.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -73,16 +73,6 @@ class ResultRow(NamedTuple):
     @property
     def negated(self) -> "ResultRow":
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
-
-
-class VariantResult(NamedTuple):
-    """results.json of an evaluation of one run of a variant. `seed`: of its training; '' for an
-    evaluation of single runs."""
-
-    variant: str
-    method: str
-    seed: str
-    record: dict[str, Any]
 
 
 def row_of(

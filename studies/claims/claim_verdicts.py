@@ -23,17 +23,9 @@ from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
 from evaluation.any_model_loss import half_width
 from evaluation.statistics.loss_table import is_undertrained
+from studies.arm_values import evaluation_of, mean_of, means_without_unit, unit_values
 from studies.claims.claim_settings import ClaimSettings
-from studies.expressions import (
-    DEFAULTS,
-    Expression,
-    evaluate,
-    evaluation_of,
-    mean_of,
-    means_without_unit,
-    unit_values,
-    values_in,
-)
+from studies.expressions import DEFAULTS, Expression, evaluate, values_in
 from studies.study_results_reader import SEED
 
 ALPHA = 0.05

@@ -51,7 +51,7 @@ def test_a_killed_study_resumes_to_the_same_results(whole, write_study, monkeypa
     process = start(tmp_path / "log", *arguments)
     wait_until(lambda: written(folder) >= 0.1 * written(whole))
     process.send_signal(signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(600) == -signal.SIGKILL
     assert not (folder / "results.json").exists()
     check_resumed(monkeypatch, arguments, whole)
 
@@ -67,7 +67,7 @@ def test_a_killed_cell_and_an_interrupted_one_resume(whole, write_study, monkeyp
     other = folder / "runs" / "scheme=rope,seed=1"
     wait_until(lambda: logged_steps(other) > 0)
     os.kill(process.pid, signal.SIGINT)
-    process.join(30)
+    process.join(600)
     assert process.exitcode == 128 + signal.SIGINT
     cells = results_of(folder)["cells"]
     assert [cell["status"] for cell in cells[:2]] == ["failed", "pending"]
@@ -109,7 +109,7 @@ def test_a_second_signal_kills_workers(tmp_path):
     for name in ("deaf", "asked"):
         wait_until((tmp_path / name).exists)
         os.kill(process.pid, signal.SIGINT)
-    process.join(30)
+    process.join(600)
     assert process.exitcode == 128 + signal.SIGINT
 
 
