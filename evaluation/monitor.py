@@ -14,7 +14,7 @@ from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.packing import IGNORED
 from data.sampling.positions import PLAIN
-from evaluation.any_model_loss import measure_windows
+from evaluation.fixed_target_loss import measure_windows
 from evaluation.scoring.evaluation_plan import fixed_windows
 from evaluation.scoring.targets import (
     EvaluationText,

@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import StudyError
-from evaluation.any_model_loss import ratio
+from evaluation.fixed_target_loss import ratio
 from evaluation.reports.document import NONE, Cell, ReportTable, with_ends
 from evaluation.reports.figures import (
     BAND,

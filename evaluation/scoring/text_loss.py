@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from errors import EvaluationError
-from evaluation.any_model_loss import measure_windows
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import HALF, EvaluationSettings
+from evaluation.fixed_target_loss import measure_windows
 from evaluation.methods import TRAINED, TRUNCATE, Method, MethodAndLength
 from evaluation.ranks import lost_process
 from evaluation.scoring.cells import (

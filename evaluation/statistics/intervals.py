@@ -3,9 +3,9 @@
 A unit is a document, or a cluster where the corpus defines clusters. Values of one checkpoint are
 unit means (D,): the intervals describe this checkpoint on such documents. Values of a scheme are
 unit means of each training seed (S, D): seeds and units are both samples, so both variances count;
-a bootstrap over documents alone covers 22 to 31% where seeds dominate. The estimator is that of
-`any_model_loss.ratio`, the mean over targets. With fewer than 6 units, or fewer than 3 seeds of a
-scheme, only point estimates are reported.
+a bootstrap over documents alone covers 22 to 31% where seeds dominate. The estimator is the mean
+over targets, `fixed_target_loss.ratio`. With fewer than 6 units, or fewer than 3 seeds of a scheme,
+only point estimates are reported.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 
 from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import EvaluationError
-from evaluation.any_model_loss import half_width, ratio
+from evaluation.fixed_target_loss import half_width, ratio
 
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
 FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
-from evaluation.any_model_loss import half_width
+from evaluation.fixed_target_loss import half_width
 from evaluation.statistics.loss_table import is_undertrained
 from studies.arm_values import evaluation_of, mean_of, means_without_unit, unit_values
 from studies.claims.claim_settings import ClaimSettings

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from errors import EvaluationError
-from evaluation.any_model_loss import score
+from evaluation.fixed_target_loss import score
 from evaluation.monitor import text_targets
 from model import TokenPositions
 

@@ -173,7 +173,9 @@ def test_shares_are_rounded_to_the_nearest_step():
 )
 def test_validation_steps(settings, steps, expected):
     assert sorted(ValidationSettings(**settings).steps(steps)) == expected
-    with pytest.raises(ValueError, match=rf"validation.at has {steps + 1}, but the run has {steps}"):
+    with pytest.raises(
+        ValueError, match=rf"validation.at has {steps + 1}, but the run has {steps}"
+    ):
         ValidationSettings(at=[steps + 1]).steps(steps)
 
 

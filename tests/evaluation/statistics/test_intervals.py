@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from data.preparation.summary import POINTS_ONLY_BELOW
-from evaluation.any_model_loss import by_length
+from evaluation.fixed_target_loss import by_length
 from evaluation.statistics.intervals import (
     effective,
     interval,

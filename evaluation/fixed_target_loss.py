@@ -1,4 +1,5 @@
-"""Loss of any language model on fixed targets: the same tokens after contexts of several lengths.
+"""The loss on fixed targets, of any language model: the same tokens after contexts of several
+lengths.
 
 A span is K target tokens that end at one place in a document. The last K outputs of a window of L
 inputs predict them, so target k of K (from 1) sees L − K + k tokens. Every length scores the same

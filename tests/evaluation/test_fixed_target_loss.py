@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.any_model_loss import by_length, score
+from evaluation.fixed_target_loss import by_length, score
 from tests.files import ROOT
 from tests.test_docs import blocks
 
