@@ -48,7 +48,7 @@ from run_directory.run_names import names_of
 from settings.load import dump
 
 RECORD = "results.json"
-SUMS = "SHA256SUMS"  # of results.json, for `sha256sum --check`
+SUMS = "SHA256SUMS"  # hash of results.json, for `sha256sum --check`
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class EvaluationOutput:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What every kind of evaluation receives: `settings` and the opened `runs`.
+    """The arguments of every kind of evaluation: `settings` and the opened `runs`.
 
     Attributes:
-        dry_run: measurements print their cells and estimates instead of measuring.
-        command: stored in results.json.
+        dry_run: print cells and estimates instead of measuring.
+        command: command line, stored in results.json.
     """
 
     settings: Any
@@ -93,8 +93,8 @@ class Evaluation:
         return kept
 
     def measure(self, measurement: Measurement) -> bool:
-        """Measure every method at every length, or print the forecast of a dry run. Returns whether
-        this process reports the numbers."""
+        """Measure every method at every length, or print the forecast of a dry run. True if this
+        process reports the numbers."""
         if self.dry_run:
             measurement.forecast()
             return False
@@ -102,7 +102,7 @@ class Evaluation:
         return self.ranks.main
 
     def facts(self, **first: str) -> dict:
-        """What results.json says about the first run and this command."""
+        """The entries of results.json about the first run and this command."""
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         changed = self.runs[0].changed
         return {**first, "changed": changed, "command": self.command, "finished": finished}
@@ -115,20 +115,20 @@ def run_evaluation(
     dry_run: bool = False,
     numbers_only: bool = False,
 ) -> EvaluationOutput | None:
-    """Measure what is not yet stored and write the report to the first run's directory.
+    """Measure the cells that are not stored yet and write the report to the first run's directory.
 
     Args:
-        command: stored in results.json.
-        dry_run: print the cells and estimate memory and time instead.
+        command: command line, stored in results.json.
+        dry_run: print the cells and estimate memory and time instead of measuring.
         numbers_only: write neither figures nor the report.
 
     Returns:
         None for a dry run, and in processes other than the first.
 
     Raises:
-        EvaluationError: an evaluation that cannot run.
+        EvaluationError: the evaluation cannot run.
     """
-    # A dry run needs no other processes to estimate what each of them will take.
+    # A dry run estimates memory and time of each process in a single process.
     with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:
         for count, several in ((ranks.world, "processes"), (len(folders), "runs")):
             if count > 1 and not isinstance(settings, EvaluationSettings):
@@ -158,8 +158,7 @@ def run_evaluation(
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether results.json is as the evaluation has written it, or has no hash, as those of earlier
-    versions."""
+    """Whether results.json matches its stored hash, or has none, as in earlier versions."""
     sums = folder / SUMS
     return not sums.is_file() or sums.read_text().split()[:1] == [sha256_of(folder / RECORD)]
 
@@ -169,8 +168,8 @@ def show(
     files: list[Path],
     verbose: bool = False,
 ) -> None:
-    """Print the table, the verdict, what limits it, and the names of the files; with `verbose` all
-    tables and sentences."""
+    """Print the first tables, the verdict, its caveats and the names of the files; with `verbose`,
+    all tables and sentences."""
     for table in [*report.tables, *(report.more_tables if verbose else [])]:
         print_table(table)
     lines = [report.verdict, *report.caveats, *(report.details if verbose else [])]
@@ -178,7 +177,7 @@ def show(
         print(printable(line))
 
 
-# Kinds of evaluation. Each draws what it reads, measures its cells and returns a report.
+# Kinds of evaluation. Each draws its targets or items, measures its cells and returns a report.
 
 
 def evaluate_loss(evaluation: Evaluation) -> EvaluationReport | None:
@@ -236,7 +235,7 @@ def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
 
 
 def check_windows(settings: EvaluationSettings, trained_length: int) -> None:
-    """Raise EvaluationError for windows that are too short for the processes that share them."""
+    """Raise EvaluationError if windows are too short for the processes that share them."""
     shortest = settings.grid(trained_length)[0]
     chunks = 2 * settings.context
     if settings.context > 1 and shortest < chunks:
@@ -274,7 +273,7 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
 
 
 def evaluate_task(evaluation: Evaluation) -> EvaluationReport | None:
-    """Items of one task, by length and depth."""
+    """Accuracy on the items of one task, by length and depth."""
     settings = evaluation.settings
     (run,) = evaluation.runs
     drawn, facts = draw_items(settings, run)
@@ -327,7 +326,7 @@ def evaluate_diagnostic(
     make_measurement: Callable[..., Measurement],
     make_report: Callable,
 ) -> EvaluationReport | None:
-    """Attention weights, or the text that the model generates past its trained length."""
+    """Attention weights, or text that the model generates past its trained length."""
     settings = evaluation.settings
     (run,) = evaluation.runs
     stores = open_stores(settings, [run])

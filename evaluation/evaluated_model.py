@@ -1,5 +1,4 @@
-"""A checkpoint under evaluation: its weights are read once, and a method changes its positions
-only."""
+"""A checkpoint under evaluation. Its weights are read once; a method changes only its positions."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -29,9 +28,9 @@ class EvaluatedModel:
     """The checkpoint, under one method and in one dtype at a time.
 
     Args:
-        name: of the run, in reports.
-        model: as trained, on the evaluation's device.
-        settings: as trained.
+        name: name of the run in reports.
+        model: the model as trained, on the evaluation's device.
+        settings: the settings of the training.
         bos_first: why this model expects BOS as the first token, '' if it does not.
     """
 
@@ -62,7 +61,7 @@ class EvaluatedModel:
         return self.settings.original_length or self.settings.train_length
 
     def settings_under(self, overrides: Sequence[str]) -> RunSettings:
-        """The settings under a method. Raises ModelError or TrainingError where it is illegal."""
+        """The settings under a method. Raises ModelError or TrainingError if they are illegal."""
         key = tuple(overrides)
         if key not in self._settings:
             self._settings[key] = override(self.settings, overrides)
@@ -73,7 +72,8 @@ class EvaluatedModel:
         return self.settings_under(overrides).model.positions_record()
 
     def reduced(self, position: dict, length: int) -> dict:
-        """Position settings of each layer kind, without what has no effect on `length` tokens."""
+        """Position settings of each layer kind, without settings that have no effect on `length`
+        tokens."""
         kinds = position.get("kinds") or {"": position}
         return {
             kind: _POSITION.validate_python(settings).reduced(length, self.original_length)
@@ -81,7 +81,7 @@ class EvaluatedModel:
         }
 
     def under(self, overrides: Sequence[str], dtype: str = "float32") -> Transformer:
-        """The model under a method; the one that an earlier call returned becomes invalid."""
+        """The model under a method; a model returned by an earlier call becomes invalid."""
         wanted = getattr(torch, dtype)
         model = self._model
         if model.embed.weight.dtype != wanted:
@@ -113,7 +113,7 @@ class EvaluatedModel:
         """A note about methods that keep the first tokens of windows, which start anywhere in a
         document.
 
-        Raises EvaluationError if the model was trained with BOS there.
+        Raises EvaluationError if the model was trained with BOS as the first token.
         """
         trained = self.position(())
         names = ", ".join(label for label, scheme in schemes.items() if new_sinks(scheme, trained))
@@ -131,7 +131,7 @@ class EvaluatedModel:
         )
 
     def schemes(self, methods: Sequence[Method]) -> dict[str, dict]:
-        """Position settings by method. Raises EvaluationError for an illegal one."""
+        """Position settings by method. Raises EvaluationError for an illegal method."""
         schemes = {}
         for method in methods:
             try:
@@ -146,12 +146,12 @@ class EvaluatedModel:
         positions_needed: Mapping[int, int],
         refuse: bool,
     ) -> dict[MethodAndLength, str]:
-        """The cells whose length exceeds the positions of their method, and why.
+        """The cells whose length exceeds the positions of their method, with the reason.
 
         Args:
             positions_needed: number of positions that each length requires.
 
-        Raises EvaluationError if no cell remains at a length, with `refuse`.
+        With `refuse`, raises EvaluationError if no cell remains at a length.
         """
         limits = {
             method.label: self.longest(method.overrides)
@@ -199,7 +199,8 @@ class EvaluatedRun:
         dtype: str = "float32",
         weights: Literal["ema", "last"] | None = None,
     ) -> "EvaluatedRun":
-        """Read and verify a checkpoint, in float32 (float64 if it is stored or evaluated so)."""
+        """Read and verify a checkpoint, in float32 (float64 if it is stored or evaluated in
+        float64)."""
         run = Run.open(folder)
         loaded = run.load(
             device=device,
@@ -243,7 +244,7 @@ class EvaluatedRun:
 
 
 def bos_first(settings: RunSettings, manifest: dict) -> str:
-    """Why the model expects BOS as the first token, or '' if it was trained without.
+    """Why the model expects BOS as the first token, or '' if it was trained without BOS.
 
     With data.packing=concat a window begins anywhere, so its first token is arbitrary.
     """

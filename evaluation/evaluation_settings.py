@@ -1,5 +1,5 @@
-"""Settings of each kind of evaluation, and the class that `protocol` selects. Every field is a key
-of a YAML file and an override on the command line."""
+"""Settings of each kind of evaluation; `protocol` selects the class. Every field is a key of a YAML
+file and an override on the command line."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from errors import EvaluationError
 from settings.fields import RemovedSetting, StrictSettings, setting
 from settings.load import setting_before_validation
 
-HALF = ("bfloat16", "float16")  # dtypes whose losses are compared with those of float32
+HALF = ("bfloat16", "float16")  # dtypes whose losses are compared with float32 losses
 
 
 class ContaminationSettings(StrictSettings):
@@ -48,7 +48,7 @@ class MeasurementSettings(StrictSettings):
     )
     device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     weights: Literal["ema", "last"] | None = setting(
-        None, "the EMA of the weights, or those of the last step; null: the EMA if the run has one"
+        None, "the EMA of the weights, or the last weights; null: the EMA if the run has one"
     )
     chunk: int = setting(4096, "longer inputs are prefilled in chunks of this many tokens", ge=1)
     memory: float | None = setting(
@@ -71,9 +71,9 @@ class MeasurementSettings(StrictSettings):
         return value
 
     def identity(self) -> str:
-        """Hash of the settings that determine the numbers; those of the machine and of the report
-        do not count. Equal settings are equal in all versions: keys added later are included only
-        if they are set, and removed ones have their default."""
+        """Hash of the settings that determine the numbers, without settings of the machine and of
+        the report. Equal settings have equal hashes in all versions: keys added later are included
+        only if they are set, and removed keys have their default."""
         left_out = {"device", "batch", "context", "memory", "minutes", "folder", "exposure"}
         removed = {key: old.default for key, old in self.removed.items() if key not in left_out}
         for key in ("weights", "targets_by", "ngram", "positions"):
@@ -86,7 +86,7 @@ class MeasurementSettings(StrictSettings):
 
 def tokens_of(length: int | str, trained_length: int) -> int:
     """The tokens of a length such as 512 or 4x, a multiple of the trained length. Raises ValueError
-    for any other text."""
+    for other text."""
     if isinstance(length, int):
         return length
     multiple = length.removesuffix("x")
@@ -101,11 +101,11 @@ class TextSettings(MeasurementSettings):
     store: str | None = setting(
         None, "folder of another prepared corpus (same tokenizer); default: the run's own"
     )
-    split: Literal["valid", "train"] = setting("valid", "split of that corpus")
+    split: Literal["valid", "train"] = setting("valid", "split of the corpus to evaluate on")
     bos: Literal["as-trained", "none", "every-window"] = setting(
-        "as-trained", "position of BOS: as stored, nowhere, or first in every window"
+        "as-trained", "BOS: as stored, removed, or first in every window"
     )
-    least_documents: int = setting(1, "fewer long enough documents than this are an error", ge=1)
+    least_documents: int = setting(1, "minimum number of documents that are long enough", ge=1)
 
 
 class TargetSettings(TextSettings):
@@ -118,7 +118,7 @@ class TargetSettings(TextSettings):
     )
     targets: int = setting(
         64,
-        "target tokens per span (K), or queries per window of attention; no length is below it",
+        "targets per span (K), or queries per window of attention; at most the shortest length",
         ge=1,
     )
     documents: int = setting(200, "maximum number of documents, chosen by seed", ge=1)
@@ -188,12 +188,12 @@ class EvaluationSettings(TargetSettings):
 class TaskEvaluationSettings(MeasurementSettings):
     """Items of one task at several lengths: accuracy by likelihood, and exact match."""
 
-    protocol: Literal["tasks"] = setting("tasks", "items with one right answer each")
-    task: TaskSettings | None = setting(None, "the task; null: the one the run was trained on")
+    protocol: Literal["tasks"] = setting("tasks", "items with one correct answer each")
+    task: TaskSettings | None = setting(None, "the task; null: the task the run was trained on")
     lengths: list[Lengths] | None = setting(
         None,
         "input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4. "
-        "Tasks on symbols: length of the problems, or [minimum, maximum]; default: those of "
+        "Tasks on symbols: length of the problems, or [minimum, maximum]; default: the lengths of "
         "training up to N, N+1 to 2N, 2N+1 to 3N",
     )
     items: int = setting(
@@ -202,7 +202,8 @@ class TaskEvaluationSettings(MeasurementSettings):
     positions: Literal["fixed", "redrawn"] | None = setting(
         None,
         "tasks on symbols: draw positions as data.positions of the run does, once for "
-        "all items (fixed) or for each item (redrawn); null: 0, 1, 2, ..., or those of the task",
+        "all items (fixed) or for each item (redrawn); null: 0, 1, 2, ..., or the positions "
+        "of the task",
     )
     depths: int = setting(5, "depths of the hidden fact, evenly from 0 (far) to 1 (near)", ge=1)
     haystacks: int = setting(40, "maximum number of haystack texts, used evenly", ge=1)
@@ -243,8 +244,8 @@ class DiagnosticSettings(TextSettings):
 
 
 class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
-    """Attention weights at and beyond the trained length, of the last queries of windows of fixed
-    targets."""
+    """Attention weights of the last queries in windows of fixed targets, at and beyond the trained
+    length."""
 
     removed: ClassVar[dict[str, RemovedSetting]] = {
         name: RemovedSetting(default, "outputs are not compared with float64: set dtype instead")
@@ -256,12 +257,12 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
 
 
 class GenerationDiagnosticSettings(DiagnosticSettings):
-    """Repetition and loss of the text that a model generates past its trained length."""
+    """Repetition and loss of text that a model generates past its trained length."""
 
     protocol: Literal["generation"] = "generation"
     prompt: int | None = setting(None, "tokens of each prompt; default: L0 / 2", ge=1)
     length: int | None = setting(None, "total tokens, including the prompt; default: 4 x L0", ge=2)
-    prompts: int = setting(16, "maximum number of prompts, one of each document", ge=1)
+    prompts: int = setting(16, "maximum number of prompts, one from each document", ge=1)
     bucket: int | None = setting(
         None,
         "tokens per bucket of positions, and distance within which repetitions are "
@@ -282,8 +283,8 @@ SETTINGS_CLASSES: tuple[type[MeasurementSettings], ...] = (
 
 
 def settings_class(overrides: Sequence[str]) -> type[MeasurementSettings]:
-    """The settings class that `protocol` selects in settings files and overrides; without it the
-    one of the loss of text."""
+    """The settings class that `protocol` selects in settings files and overrides; by default
+    EvaluationSettings."""
     protocol = setting_before_validation(overrides, "protocol")
     if protocol is None:
         return EvaluationSettings

@@ -35,10 +35,11 @@ def score(
     in its document), `length` and `nll`. Raises ValueError if a window does not fit.
 
     Args:
-        model: (B, T) token ids to (B, T, V) logits, or to those of the last K tokens, (B, K, V).
-        documents: token ids of each, (n,) integers.
-        targets: K, of each span; `lengths` are numbers of input tokens, each at least K.
-        ends: (document, end) of each span, which is `documents[document][end - K : end]`; None:
+        model: maps token ids (B, T) to logits (B, T, V), or to the last K of them, (B, K, V).
+        documents: token ids of each document, (n,) integers.
+        targets: number K of targets of each span; `lengths` are numbers of input tokens, each at
+            least K.
+        ends: (document, end) of each span `documents[document][end - K : end]`; None: one span at
             the end of every document with more tokens than the longest length.
     """
     longest = max(lengths)
@@ -88,13 +89,13 @@ def measure_windows(
     nll: np.ndarray,
     after: Callable[[np.ndarray, np.ndarray], None] = lambda group, losses: None,
 ) -> None:
-    """Fill `nll`, float64 of every target in the order of the windows, where it is NaN.
+    """Fill the NaN entries of `nll`, float64 NLL of every target in the order of the windows.
 
     Args:
-        nll_of: (B, L + 1) token ids and K to the NLL (B, K) in nats of the last K tokens.
-        read: documents (B,), ends (B,) and L to the windows' tokens, (B, L + 1) int64.
-        windows: (n, 4) document, end (exclusive), inputs L and targets K of each.
-        groups: indices of windows to score in one pass, of the same L and K.
+        nll_of: maps token ids (B, L + 1) and K to the NLL (B, K) in nats of the last K tokens.
+        read: maps documents (B,), ends (B,) and L to the windows' tokens, (B, L + 1) int64.
+        windows: (n, 4) document, end (exclusive), inputs L and targets K of each window.
+        groups: for each pass, the indices of its windows, which have the same L and K.
         after: called with each group and its NLL.
     """
     keep = windows[:, 3]
@@ -110,9 +111,9 @@ def measure_windows(
 def by_length(
     losses: pd.DataFrame, trained_length: int, *, unit: str = "document", alpha: float = 0.05
 ) -> pd.DataFrame:
-    """A row for each length: `nll`, `perplexity`, and `gain` over the text truncated to the trained
-    length, paired by target, with intervals. `unit`: the column of `losses` whose values are
-    independent, such as authors. Raises ValueError if lengths have different targets."""
+    """A row for each length: `nll`, `perplexity`, and `gain` over the context truncated to the
+    trained length, paired by target, with intervals. `unit`: the column of `losses` whose values
+    are independent, such as authors. Raises ValueError if lengths have different targets."""
     index = list(dict.fromkeys([unit, "document", "target"]))
     wide = losses.pivot(index=index, columns="length", values="nll")
     if wide.isna().any(axis=None):

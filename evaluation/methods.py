@@ -10,7 +10,7 @@ from pathlib import Path
 from errors import EvaluationError
 from settings.yaml_io import read_yaml
 
-TRAINED = "trained"  # no override: the reference
+TRAINED = "trained"  # the reference, without overrides
 TRUNCATE = "truncate"  # as trained, context truncated to the last L0 tokens; not an override
 BUILTIN = Path(__file__).resolve().parents[1] / "configs" / "evaluation" / "methods.yaml"
 _LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
@@ -44,7 +44,7 @@ def resolve_methods(asked: list[str] | dict[str, list[str]], trained_length: int
     """The methods of an evaluation in order; `trained`, the reference, is added if it is missing.
 
     `{train_length}` in an override is replaced by the run's trained length, `{train_length-4}` by
-    four tokens less, `{train_length*4}` by four times as many. Raises EvaluationError for an
+    the length minus 4, `{train_length*4}` by 4 times the length. Raises EvaluationError for an
     unknown label, or for overrides under a label with a fixed meaning.
     """
     if isinstance(asked, list):
@@ -73,11 +73,11 @@ def compatible_methods(
     trained_length: int,
     resolve: Callable[[Sequence[str]], dict],
 ) -> tuple[list[Method], dict[str, str]]:
-    """The built-in methods that apply to this checkpoint, and the reason why each of the others
-    does not.
+    """The built-in methods that apply to this checkpoint, and for each other method the reason why
+    it does not apply.
 
     `resolve(overrides)` returns the position settings and raises ValueError if they are illegal. A
-    method that changes nothing, or gives the same settings as an earlier one, is left out too.
+    method that changes nothing, or gives the same settings as an earlier method, is left out too.
     """
     methods = []
     left_out = {}

@@ -1,5 +1,5 @@
-"""NLL during training on a few fixed targets: of text at and beyond the trained length, or the
-answers of task items."""
+"""NLL of a few fixed targets during training: tokens of text at and beyond the trained length, or
+the answers of task items."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from evaluation.tasks.drawn_items import ItemTokens, symbol_tokens
 from evaluation.tasks.task_session import score_items
 from model import Transformer
 
-# lengths that fewer reach are left out: they would limit the targets of all lengths
+# a length that fewer documents reach is left out: it would limit the targets of all lengths
 LEAST_DOCUMENTS = 8
 
 
@@ -37,12 +37,12 @@ class ValidationTargets:
     """Fixed targets at one or more lengths.
 
     Attributes:
-        hash: runs with equal ones have the same targets.
+        hash: equal for runs with the same targets.
         documents: number of documents or items that contain the targets.
         share: returns one rank's NLL of every target (n,) from (model, length, device, rank,
             world). Targets of other ranks are NaN. A loss that is not finite is infinite, so that a
             scheme that fails beyond its trained length does not stop training.
-        note: which lengths were left out and why.
+        note: the lengths that were left out, and why.
     """
 
     lengths: list[int]
@@ -59,12 +59,12 @@ class ValidationTargets:
         world: int = 1,
         gather: Callable[[Any], list[Any]] = lambda mine: [mine],
     ) -> dict[int, tuple[float, int]]:
-        """{length: (mean NLL in nats, counted targets)}; the same bits on a CPU for any number of
-        processes. NaN for a length at which a loss is not finite.
+        """{length: (mean NLL in nats, number of targets)}; NaN if a loss at this length is not
+        finite. On a CPU, bitwise equal for any number of processes.
 
-        Each of the `world` processes calls this with its `rank`; `gather` returns the values of
-        all. All pass equally many batches through the model, whose weights may be sharded. The
-        model's mode is kept.
+        Each of the `world` processes calls this with its `rank`; `gather` returns the values of all
+        processes. All pass equally many batches through the model, whose weights may be sharded.
+        The model's train or eval mode is kept.
         """
         mine = {length: self.share(model, length, device, rank, world) for length in self.lengths}
         parts = gather(mine)
@@ -97,7 +97,7 @@ def text_nll(
         return np.where(np.isfinite(losses), losses, np.inf)
 
     measure_windows(nll_of, text.windows, windows, own, nll)
-    if len(own) * world < len(groups):  # has passed a batch less: its result is discarded
+    if len(own) * world < len(groups):  # one batch fewer: add one and discard it
         scorer(text.windows(targets.document[:1], targets.end[:1], length), targets.span)
     return nll
 
@@ -121,7 +121,7 @@ def item_nll(
 
 
 def rows_of(length: int) -> int:
-    """Spans of one pass."""
+    """Number of spans in one pass."""
     return max(1, 4096 // length)
 
 
@@ -132,8 +132,8 @@ def monitor_targets(
     spans: int,
     seed: int,
 ) -> ValidationTargets:
-    """The targets of a run's validation: of held-out text as `text_targets` draws them, or the
-    answers of `spans` items at positions 0, 1, 2, ..., or those of the task."""
+    """The targets of a run's validation: spans of held-out text, drawn by `text_targets`, or the
+    answers of `spans` items at positions 0, 1, 2, ..., or at the positions of the task."""
     if not isinstance(data, GeneratedData):
         return text_targets(data.valid, lengths, targets, spans, seed)
     index = np.arange(spans)
@@ -154,11 +154,11 @@ def text_targets(
     spans: int = 32,
     seed: int = 0,
 ) -> ValidationTargets:
-    """Draw `spans` spans of `targets` tokens, each in another document and the same for all
+    """Draw `spans` spans of `targets` tokens, each in a different document; the same for all
     `lengths` (input tokens).
 
     Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left
-    out, and `note` says so. Raises EvaluationError where not even the shortest length is reached.
+    out, and `note` says so. Raises EvaluationError if no document reaches the shortest length.
     """
     text = EvaluationText(store)
     span = min(targets, *lengths)

@@ -29,7 +29,7 @@ class EvaluationRanks:
     machine; by default the only one. Rank 0 writes and prints.
 
     Attributes:
-        shard: the part of each window that this process reads, where the ranks of a group share
+        shard: the part of each window that this process reads, if the ranks of a group share
             windows.
     """
 
@@ -47,8 +47,8 @@ class EvaluationRanks:
         """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this
         rank.
 
-        Raises EvaluationError if processes that share windows would share a GPU, which NCCL cannot
-        connect.
+        Raises EvaluationError if processes that share windows would use the same GPU, which NCCL
+        does not support.
         """
         device = find_device(wanted, self.local_rank)
         gpus = torch.cuda.device_count()
@@ -60,7 +60,7 @@ class EvaluationRanks:
         return device
 
     def from_main(self, read: Callable[[], Any]) -> Any:
-        """What rank 0 reads, on every process."""
+        """The value that `read` returns on rank 0, on every process."""
         return self.collect(read() if self.main else None)[0]
 
     def collect(self, mine: Any) -> list[Any]:
@@ -79,13 +79,13 @@ class EvaluationRanks:
 
 
 def lost_process(error: Exception) -> EvaluationError:
-    """The error of a collective of a context group that lost a process, as a user error."""
+    """The user error for a failed collective of a context group that lost a process."""
     if "timed out" not in str(error).lower():
         return EvaluationError(OTHER_ENDED)
     seconds = GATHER_TIMEOUT.total_seconds()
     return EvaluationError(
         f"another process of this evaluation has not answered within {seconds:g} s: it hangs. End "
-        "it and run the same command again to continue"
+        "that process and run the same command again to continue"
     )
 
 
@@ -94,11 +94,11 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     """Join the process group of a launcher for the duration of the context; a single process
     without one.
 
-    Losses are exchanged by gloo on the CPU, even if the models are on GPUs; keys and values of
-    windows that `context` processes share by NCCL where there are GPUs.
+    Losses are exchanged by gloo on the CPU, even if the models are on GPUs. Keys and values of
+    windows that `context` processes share are exchanged by NCCL if there are GPUs.
 
-    Raises EvaluationError for several processes that are not connected, and for a number of
-    processes that `context` does not divide.
+    Raises EvaluationError if several processes are not connected, or if `context` does not divide
+    the number of processes.
     """
     refuse_silent_launch(os.environ)
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -128,7 +128,7 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         yield EvaluationRanks(rank, world, local_rank, local_world, shard)
-        dist.barrier()  # a rank that exits while another still sends aborts the other
+        dist.barrier()  # a rank that exits while another one still sends would abort that one
     finally:
         dist.destroy_process_group()
 

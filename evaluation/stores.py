@@ -1,4 +1,4 @@
-"""Open prepared text for an evaluation: the text to read, and the text the model was trained on."""
+"""Open prepared text for an evaluation: the text to read and the training text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from evaluation.evaluation_settings import TextSettings
 
 @dataclass(frozen=True)
 class EvaluationStores:
-    """The text to read, and the text of all trainings that led to a checkpoint.
+    """The text to read, and the text of all training runs that led to a checkpoint.
 
     Attributes:
-        train: text of the run's own training; None if it is not known or no longer exists.
+        train: text of the run's own training; None if it is unknown or no longer exists.
         earlier: text of parent runs and of other runs, without `train`.
-        unknown: which text of the trainings is missing and why, as a sentence; '' if none is.
-        overlaps: folder that caches passages shared with `train`, for all runs on it.
+        unknown: a sentence that names missing training text and the reason; '' if none is missing.
+        overlaps: folder that caches passages shared with `train`, for all runs trained on it.
     """
 
     read: TokenStore
@@ -34,7 +34,7 @@ class EvaluationStores:
 
     @property
     def trained(self) -> list[TokenStore]:
-        """All text of the trainings that is known."""
+        """All known training text."""
         return [*([] if self.train is None else [self.train]), *self.earlier]
 
 
@@ -42,8 +42,8 @@ def open_stores(settings: TextSettings, runs: Sequence[EvaluatedRun]) -> Evaluat
     """The text that an evaluation of the first run reads, and all text that the runs and their
     ancestors were trained on.
 
-    Raises EvaluationError for a folder that is no prepared corpus or has another tokenizer, and for
-    a shard that does not match its hash.
+    Raises EvaluationError if a folder is not a prepared corpus or has another tokenizer, or if a
+    shard does not match its hash.
     """
     first = runs[0]
     folder = settings.store or first.data
@@ -81,7 +81,7 @@ def open_stores(settings: TextSettings, runs: Sequence[EvaluatedRun]) -> Evaluat
 
 
 def _training_folders(runs: Sequence[EvaluatedRun]) -> Iterator[str | None]:
-    """Prepared folders that the runs and their ancestors were trained on, that of the first run
+    """Prepared folders that the runs and their ancestors were trained on, the first run's folder
     first; None for an imported model."""
     manifests = []
     for run in runs:
@@ -93,7 +93,7 @@ def _training_folders(runs: Sequence[EvaluatedRun]) -> Iterator[str | None]:
 
 
 def _tokenizer_setting(run: EvaluatedRun) -> str:
-    """The setting of data.tokenizer that uses the tokenizer of a run."""
+    """The setting of data.tokenizer that selects the tokenizer of a run."""
     settings = saved_settings(run.folder / "tokenizer")
     model = getattr(settings, "model", None)
     return f"{{name: {settings.name}{f', model: {model}' if model else ''}}}"
@@ -122,7 +122,7 @@ def haystacks(
     task: HaystackTask, folder: str | Path | None
 ) -> tuple[Callable[[], Iterator[tuple[str, str]]], str]:
     """Held-out haystack texts as (name, text), and a label of their source: the validation text of
-    the prepared `folder`, or the task's own haystack if it is None."""
+    the prepared `folder`, or the task's own haystack if `folder` is None."""
     if folder is not None:
         prepared = open_prepared(folder)
         store = prepared.valid

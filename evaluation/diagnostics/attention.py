@@ -1,4 +1,4 @@
-"""`protocol: attention`: what the last queries of windows of the fixed targets attend to, under
+"""`protocol: attention`: attention weights of the last queries in windows of fixed targets, under
 every method at every length.
 
 Hooks receive the views, values and scale of each layer's kernel (`Transformer.forward(hooks=)`) and
@@ -25,9 +25,9 @@ from model import TokenPositions, Transformer
 from model.attention.kernels import AttentionDetails, attention_details
 from model.attention.mask import AttentionView, Normalizer
 
-PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
-REACH = 0.9  # of the mass
-ROUNDING = 1e-6  # a running sum that is this near to 90% has reached it
+PAIRS_AT_ONCE = 1 << 22  # pairs B·H·t·S of a block of queries
+REACH = 0.9  # share of the mass
+ROUNDING = 1e-6  # a running sum counts as 90% if it is at most this much below
 
 ATTENTION = {  # heading and format in reports, meaning
     "entropy": ("entropy, nats", ".2f", "entropy of the weights among the visible keys, nats"),
@@ -51,18 +51,18 @@ ATTENTION = {  # heading and format in reports, meaning
     ),
 }
 
-# Measures of windows; float64 tensors on the CPU, NaN for undefined values: name of a measure ->
-# (B, layers, H), the mean over the queries; by_distance and visible (B, layers, H, buckets): the
-# mass, and the share of visible keys, which is the mass of uniform attention, by distance.
+# Measures of windows, float64 tensors on the CPU, NaN for undefined values. By name of a measure:
+# its mean over the queries, (B, layers, H). by_distance and visible (B, layers, H, buckets): the
+# mass, and the mass of uniform attention (the share of visible keys), by distance.
 AttentionSample = dict[str, Tensor]
 
 
 class AttentionMeasurement(DiagnosticMeasurement):
-    """Windows, and what their last queries attend to, an `AttentionSample` of all windows for each
-    cell. Windows are the same at every length and under each method.
+    """The attention of the last queries of windows: one `AttentionSample` of all windows for each
+    cell. The targets of the windows are the same at every length and under each method.
 
     Raises:
-        EvaluationError: before any compute for what cannot work: documents too short, no softmax
+        EvaluationError: before any compute, if documents are too short or the model has no softmax
             attention.
     """
 
@@ -140,8 +140,8 @@ class AttentionMeasurement(DiagnosticMeasurement):
 
 
 def bucket_edges(longest: int, trained_length: int) -> list[int]:
-    """0, 1, 2, 4, 8, ... and `longest` at the end, the trained length among them: bucket n holds
-    the distances from edge n up to below edge n + 1."""
+    """The edges 0, 1, 2, 4, 8, ..., `longest`, with the trained length inserted. Bucket n holds the
+    distances from edge n to before edge n + 1."""
     edges = {0, trained_length}
     edge = 1
     while edge < longest:
@@ -151,10 +151,11 @@ def bucket_edges(longest: int, trained_length: int) -> list[int]:
 
 
 class AttentionRecorder:
-    """Collects one pass of the last K queries of a window, from position `first_query` on.
+    """Collects the attention of one pass over the last K queries of a window, from position
+    `first_query` on.
 
     Args:
-        edges: of the distance buckets.
+        edges: edges of the distance buckets.
     """
 
     def __init__(self, layers: int, first_query: int, edges: Sequence[int], trained_length: int):
@@ -193,7 +194,7 @@ class AttentionRecorder:
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums over a block of queries and the number of queries in them: (B, H), or (B, H,
         buckets)."""
-        weights = block.weights  # (B, H, t, s), as the logits
+        weights = block.weights  # (B, H, t, s), like the logits
         logits = block.logits
         assert logits is not None
         total = weights.sum(-1)  # (B, H, t)
@@ -212,7 +213,7 @@ class AttentionRecorder:
         is_first = distance == position[:, None]
         is_beyond = distance >= self.trained_length
         highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
-        measured = {  # of each query, and the queries that count
+        measured = {  # value of each query, and which queries count
             "entropy": (entropy, attends),
             "entropy_relative": (entropy / uniform_entropy, attends & (keys > 1)),
             "first_token": ((weights * is_first).sum(-1), every),
@@ -234,7 +235,7 @@ class AttentionRecorder:
         return out
 
     def result(self) -> AttentionSample:
-        """Means over all recorded queries; 0 / 0 is NaN: undefined."""
+        """Means over all recorded queries; NaN (0 / 0) if undefined."""
         values = {}
         for name in self.sums[0]:
             by_layer = []
@@ -246,8 +247,8 @@ class AttentionRecorder:
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
-    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys are
-    ordered by time, so reversed they are ordered by distance; future keys have no mass."""
+    """(B, H, t) the smallest r such that keys at distances below r have 90% of the mass. Keys are
+    ordered by time, so in reverse they are ordered by distance; future keys have no mass."""
     running = shares.flip(-1).cumsum(-1)
     nearest = (running < REACH - ROUNDING).sum(-1, keepdim=True).clamp(max=shares.shape[-1] - 1)
     far = distance.flip(-1).expand(*shares.shape[:3], -1)
@@ -255,14 +256,15 @@ def _reach(shares: Tensor, distance: Tensor) -> Tensor:
 
 
 def _by_bucket(values: Tensor, index: Tensor, buckets: int) -> Tensor:
-    """(B, H, t, s) → (B, H, buckets), summed over queries and keys; index (1, 1, t, s)."""
+    """Sum `values` (B, H, t, s) over queries and keys by bucket: (B, H, buckets). `index` (1, 1, t,
+    s): the bucket of each pair."""
     flat = values.flatten(2)
     empty = flat.new_zeros(*flat.shape[:2], buckets)
     return empty.scatter_add(-1, index.flatten(2).expand_as(flat), flat).double()
 
 
 def _variance(values: Tensor, counted: Tensor) -> Tensor:
-    """Variance of the counted values of the last axis; 0 where there are none."""
+    """Variance of the counted values along the last axis; 0 if none is counted."""
     count = counted.sum(-1, keepdim=True).clamp(min=1)
     mean = torch.where(counted, values, 0.0).sum(-1, keepdim=True) / count
     return torch.where(counted, values - mean, 0.0).square().sum(-1) / count[..., 0]
@@ -277,8 +279,8 @@ def record_attention(
     edges: Sequence[int],
     trained_length: int,
 ) -> AttentionSample:
-    """What the last `keep` of tokens (B, L) attend to, the ones before them prefilled in chunks;
-    `edges`: of buckets of distance."""
+    """The attention of the last `keep` of the tokens (B, L), after the tokens before them are
+    prefilled in chunks. `edges`: edges of the distance buckets."""
     rows, length = tokens.shape
     first = length - keep
     recorder = AttentionRecorder(len(model.layers), first, edges, trained_length)

@@ -1,4 +1,4 @@
-"""What both diagnostics share: the text, the units of its documents, no stored cells."""
+"""Base class of both diagnostics: they read text, have units of documents and store no cells."""
 
 from collections.abc import Mapping
 
@@ -15,10 +15,10 @@ class DiagnosticMeasurement(Measurement):
     """The cells of one diagnostic.
 
     Args:
-        document: of each window or prompt.
+        document: index of the document of each window or prompt.
 
     Attributes:
-        unit: the independent unit of each window or prompt; `unit_kind`: what it is.
+        unit: the independent unit of each window or prompt; `unit_kind`: document or cluster.
         documents: number of documents.
     """
 

@@ -52,15 +52,14 @@ def source_of(temperature: float) -> str:
 
 
 class GenerationMeasurement(DiagnosticMeasurement):
-    """Prompts, and their continuations by the model.
+    """Prompts and their continuations by the model.
 
     Raises:
-        EvaluationError: before any compute for what cannot work: documents too short, no room after
-            prompts.
+        EvaluationError: before any compute, if documents are too short or a prompt leaves no room.
 
     Attributes:
-        edges: of the buckets of positions; the first is the prompt's length.
-        sources: the roles of cells: what continues the prompts.
+        edges: edges of the buckets of positions; the first is the prompt's length.
+        sources: roles of the cells: each is a source of continuations.
     """
 
     settings: GenerationDiagnosticSettings
@@ -135,8 +134,8 @@ class GenerationMeasurement(DiagnosticMeasurement):
         batch: int,
         advance: Advance,
     ) -> tuple[str, dict[str, np.ndarray]]:
-        """The continuation of the first prompt, and the measures of that of every prompt, scored by
-        the model in one pass, declared at its own length."""
+        """The continuation of the first prompt, and the measures of the continuations of all
+        prompts. The model scores each in one pass, declared at its own length."""
         tokens = self.real
         ends = np.full(len(tokens), cell.length)
         if cell.role != REAL:
@@ -159,8 +158,8 @@ class GenerationMeasurement(DiagnosticMeasurement):
         return text, values
 
     def continuations(self) -> Iterator[tuple[str, str, str, dict[str, np.ndarray]]]:
-        """The method, source and first continuation of every measured cell, and its measures, each
-        (prompts, buckets)."""
+        """Method, source, first continuation and measures, each (prompts, buckets), of every
+        measured cell."""
         for cell in self.cells():
             if cell.where in self.values_by_role[cell.role]:
                 yield cell.method.label, cell.role, *self.values_by_role[cell.role][cell.where]
@@ -172,8 +171,8 @@ class GenerationMeasurement(DiagnosticMeasurement):
         temperature: float,
         after_token: Callable[[], None] = lambda: None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(P, N) prompts with their continuation by the model, and the number of tokens of each
-        row."""
+        """The prompts with their continuations by the model (P, N), and the number of tokens of
+        each row."""
         prompt = self.prompt
         eos_ids = self.tokenizer.eos_ids
         out = rows.copy()
@@ -202,8 +201,8 @@ class GenerationMeasurement(DiagnosticMeasurement):
 
 
 def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
-    """(R, N) ids → (R, N) the length of the longest stretch that ends here and ended before, at
-    most `back` tokens earlier. Stretches may overlap: after `aaaa` comes a run of 4."""
+    """For each of the ids (R, N), the length (R, N) of the longest stretch that ends here and also
+    ended at most `back` tokens earlier. Stretches may overlap: after `aaaa` comes a run of 4."""
     rows, count = tokens.shape
     longest = np.zeros((rows, count), dtype=np.int64)
     place = np.arange(count)
@@ -222,14 +221,14 @@ def by_bucket(
     nll: np.ndarray,
     edges: list[int],
 ) -> dict[str, np.ndarray]:
-    """Every measure, (R, buckets); NaN where a row has no token in a bucket.
+    """Every measure, (R, buckets); NaN if a row has no token in a bucket.
 
     Args:
         tokens: (R, N) ids, the prompt first.
-        ends: (R,) how many tokens of each row there are.
+        ends: (R,) number of tokens of each row.
         nll: (R, N) nats; only entries from the first edge on are read.
-        edges: of the buckets of positions, the first one the prompt's length; the first bucket's
-            width is how far back repetitions are looked for.
+        edges: edges of the buckets of positions, the first one the prompt's length. Repetitions are
+            counted within as many tokens as the first bucket has.
     """
     runs = repeated_runs(tokens, edges[1] - edges[0])
     buckets = len(edges) - 1

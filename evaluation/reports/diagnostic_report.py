@@ -1,7 +1,7 @@
 """Reports of `protocol: attention` and `protocol: generation`.
 
-results.json of attention, in addition to `protocol`, `trained_length`, `checkpoint_hash` and the
-like, and to `not_measured` (method, length, reason: cells without numbers):
+results.json of attention has, besides `protocol`, `trained_length`, `checkpoint_hash` and similar
+entries, and `not_measured` (method, length, reason: cells without numbers):
 
     cells        flat: method, length, layer, head, measure, value, low, high. head null: the mean
                  over the layer's heads; layer null too: over all layers. low and high, where head
@@ -20,7 +20,7 @@ results.json of generated text:
               positions of the bucket, stop excluded; rows: continuations that reach it; low and
               high: the interval over units (documents or clusters), null with fewer than 6. The
               measures are in `measures`, which are also the metrics of results.csv.
-    samples   method, source, text: what the first prompt was continued with.
+    samples   method, source, text: the continuation of the first prompt.
 """
 
 import math
@@ -50,7 +50,7 @@ from evaluation.reports.report import (
 from evaluation.statistics.intervals import mean_over_units
 from evaluation.statistics.results_table import ResultRow, number
 
-DIGITS = 6  # significant ones in results.json
+DIGITS = 6  # significant digits in results.json
 MEAN = "mean"
 UNIFORM = "uniform attention"
 
@@ -72,7 +72,7 @@ def meanings(measures: Mapping[str, tuple[str, str, str]]) -> dict[str, str]:
 
 
 def flat_rows(record: dict) -> Iterator[ResultRow]:
-    """The long table of a record: `where` is a layer and head, or the source of the text, `at` and
+    """The long table of a record: `where` is a layer and head, or the source of the text; `at` and
     `until` are positions."""
     for cell in record["cells"]:
         yield flat_row(cell)
@@ -101,19 +101,19 @@ def measures_figure(
     text: FigureText,
     x: str = "length, tokens (log scale)",
 ) -> Figure:
-    """A panel for each measure, whose `rows` these are."""
+    """A panel for each measure; `rows` returns its rows."""
     shares = [heading for heading, form, _ in measures.values() if str(form).endswith("%")]
     by_heading = {heading: rows(measure) for measure, (heading, *_) in measures.items()}
     return multiples(by_heading, styles, axis, text, x=x, shares=shares)
 
 
 def renamed(rows: Iterable[ResultRow], name: Callable[[ResultRow], str]) -> list[ResultRow]:
-    """Rows with another variant: what a line of a figure shows."""
+    """Rows whose variant is replaced by the name of their line in a figure."""
     return [row._replace(variant=name(row)) for row in rows]
 
 
 def stem_of(stem: str, name: str) -> str:
-    """The name of a method's figure."""
+    """The file name of a method's figure."""
     return stem if name == name_of(TRAINED) else f"{stem}-{name}"
 
 
@@ -148,8 +148,8 @@ def attention_report(
 
 
 def parts_of(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
-    """Parts of (W, layers, H, ...): all layers and heads, then each layer with all its heads and
-    each head alone."""
+    """Parts of values (W, layers, H, ...): all layers and heads, then each layer with all its heads
+    and each head alone."""
     _, layers, heads = values.shape[:3]
     yield {"layer": None, "head": None}, values
     for layer in range(layers):
@@ -160,7 +160,8 @@ def parts_of(values: torch.Tensor) -> Iterator[tuple[dict, torch.Tensor]]:
 
 
 def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
-    """One record for each method, length, layer or all, head or all, and measure."""
+    """One record for each method, length, layer (or all layers), head (or all heads), and
+    measure."""
     for (method, length), sample in measurement.values_by_role[""].items():
         for measure in ATTENTION:
             for layer_and_head, part in parts_of(sample[measure]):
@@ -179,7 +180,7 @@ def measure_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
 
 
 def distance_cells(measurement: AttentionMeasurement) -> Iterator[dict]:
-    """Mass by distance of every layer and head, and of the means over them."""
+    """Mass by distance of every layer and head, and its means over them."""
     for (method, length), sample in measurement.values_by_role[""].items():
         masses = parts_of(sample["by_distance"])
         uniform = parts_of(sample["visible"])
@@ -207,7 +208,7 @@ def attention_rows(record: dict) -> Iterator[ResultRow]:
 
 
 def attention_verdict(r: ReportedResults) -> str:
-    """How entropy and the mass beyond the trained distance change with the length."""
+    """The change of entropy with the length, and the mass beyond the trained length."""
     parts = []
     for name in r.names:
         entropy = r.rows("entropy_relative", name)
@@ -346,7 +347,7 @@ def generation_cells(measurement: GenerationMeasurement) -> Iterator[dict]:
 
 
 def generation_verdict(r: ReportedResults) -> str:
-    """How much the text repeats itself where the evaluation ends."""
+    """The share of repeated 4-grams in the last bucket of positions."""
     rows = r.rows("repeated_4", where=None)
     last = max((row.bounds[1] for row in rows), default=0)
     parts = [f"{row.variant}, {row.where} {row.value:.0%}" for row in rows if row.until == last]

@@ -1,6 +1,7 @@
-"""How numbers are printed in summaries, tables and figures.
+"""Formats of numbers in summaries, tables and figures.
 
-Reports as Markdown, and as one HTML page, without scripts or requests, that is made from it."""
+Reports as Markdown, and as one HTML page that is made from the Markdown, without scripts or
+requests."""
 
 import base64
 import math
@@ -41,7 +42,7 @@ def interval_text(row: ResultRow) -> str:
 
 
 def percent(share: float, low: float = math.nan, high: float = math.nan) -> str:
-    """`12.3% [10.0%, 14.6%]`, or the share alone where an end is NaN."""
+    """`12.3% [10.0%, 14.6%]`, or the share alone if an end is NaN."""
     return f"{share:.1%}" if math.isnan(low) else f"{share:.1%} [{low:.1%}, {high:.1%}]"
 
 
@@ -63,7 +64,7 @@ def dtype_note(dtype: str) -> str:
 
 
 CSS = Path(__file__).with_name("page.css")
-EMPHASIS = {"good": "**", "bad": "***"}  # of a cell by its tone
+EMPHASIS = {"good": "**", "bad": "***"}  # Markdown around a cell, by its tone
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -155,12 +156,12 @@ def pivot(
     note: str = "",
 ) -> ReportTable:
     """A table of rows of results: a row for each index, a column for each value of `columns`, and a
-    dash where there is no number.
+    dash for a missing number.
 
     Args:
         index: headings of the first columns and their texts.
-        headings: of the columns, in their order, and without those that no row has; default: the
-            values, which are lengths.
+        headings: headings of the columns in their order, without columns that no row has; default:
+            the values, which are lengths.
     """
     by_index: dict[tuple[str, ...], dict[Any, Cell]] = {}
     known = set()
@@ -184,7 +185,7 @@ def plain_text(text: str) -> str:
 
 
 def picture(link: str, caption: str, alt: str) -> str:
-    """Markdown of a figure: `alt` is the text for those who cannot see it."""
+    """Markdown of a figure. `alt`: text for readers who cannot see it."""
     return f"![{plain_text(alt)}]({link})\n\n*{plain_text(caption)}*"
 
 
@@ -194,8 +195,8 @@ def markdown(
     sections: Mapping[str, Sequence[str | ReportTable]],
     downloads: Mapping[str, str] | None = None,
 ) -> str:
-    """A document: its findings, one sentence each, sections of Markdown and tables without the
-    empty ones, and descriptions of the files beside it."""
+    """A document: findings, one sentence each; sections of Markdown and tables, without empty ones;
+    and links to the files beside it with their descriptions."""
     first, *rest = (plain_text(line) for line in lead if line)
     parts = [f"# {plain_text(title)}", f"**{first}**", *rest]
     for heading, blocks in sections.items():
@@ -234,7 +235,7 @@ def page(text: str, folder: Path) -> str:
             if child.type == "image":
                 child.attrSet("src", embedded(folder / str(child.attrs["src"])))
     html = parser.renderer.render(tokens, parser.options, {})
-    # the brackets of an interval on a line of their own, to keep tables narrow
+    # intervals in brackets get their own line, to keep tables narrow
     ends = r" (\[[^\]<]*\])(?=(</strong>|</em>)*</td>)"
     html = re.sub(ends, r'<span class="ends"> \1</span>', html)
     head, *sections = re.split(r"(?=<h2 )", html)
@@ -248,7 +249,7 @@ def page(text: str, folder: Path) -> str:
 
 
 def embedded(file: Path) -> str:
-    """The address of the SVG beside a picture that needs no other file."""
+    """A data URL with the SVG beside a picture."""
     svg = file.with_suffix(".svg").read_text(encoding="utf-8")
     # Verdana has the same widths as DejaVu Sans, which few systems have.
     svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
@@ -260,7 +261,7 @@ def slug(title: str) -> str:
 
 
 def _open_table(renderer, tokens, n: int, options, env) -> str:
-    """The scrollable region of a table, named as the paragraph above it."""
+    """The scrollable region of a table, named by the paragraph above it."""
     title = tokens[n - 2].content if n > 1 else ""
     name = escape(re.sub(r"\\(.)|\*\*", r"\1", title))
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{name}"><table>\n'

@@ -1,8 +1,8 @@
 """Figures in one style: a grid of panels with curves and a key, below a title. PNG and SVG, legible
 at column width and without color.
 
-`panels` draws panels into one figure; the other functions make panels of rows of results
-(`ResultRow`, or anything with its attributes):
+`panels` draws panels into one figure; the other functions make panels from rows of results
+(`ResultRow`, or objects with its attributes):
 
     panel = length_panel(select(table, "nll"), styles_of(names), LengthAxis([64], trained=[64]))
     save(panels([panel], FigureText("Loss by context length")), folder, "nll_by_length")
@@ -52,7 +52,7 @@ DASHED = (0, (5, 3))
 WIDTH = 7.2  # inches
 DPI = 200
 HEAD = 0.62  # inches for title and subtitle
-KEY_ROW = 0.19  # inches of a row of a key
+KEY_ROW = 0.19  # inches per row of a key
 KEY: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "borderaxespad": 0, "labelspacing": 0.3}
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -72,7 +72,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class FigureText:
-    """Title, subtitle and note; empty for a figure with a caption elsewhere."""
+    """Title, subtitle and note; empty if the caption is elsewhere."""
 
     title: str = ""
     subtitle: str = ""
@@ -81,13 +81,14 @@ class FigureText:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one pair of axes shows.
+    """The content of one pair of axes.
 
     Attributes:
-        draw: draws everything but the labels of the axes. A key names the lines with a label.
+        draw: draws everything except the labels of the axes. A key names the lines that have a
+            label.
         x, y: labels of the axes.
         named: whether the key is beside the panel.
-        height: in inches; more where the key requires it.
+        height: minimum height in inches; a long key increases it.
     """
 
     draw: Callable[[Axes], object]
@@ -114,10 +115,11 @@ def draw_line(
     """A line with intervals.
 
     Args:
-        label: in a key; '' for none.
-        low, high: ends of the interval of each y, or of each x if `across`; NaN or empty for none.
-        hollow: markers are outlines.
-        style: of `Axes.plot`.
+        label: name in the key; '' for none.
+        low, high: ends of the interval of each y, or of each x if `across`; NaN or empty for no
+            interval.
+        hollow: draw markers as outlines.
+        style: further arguments of `Axes.plot`.
     """
     style = {
         "lw": 1.5,
@@ -162,11 +164,13 @@ def panels(
     names: Literal["beside", "below"] = "beside",
     width: float = WIDTH,
 ) -> Figure:
-    """A grid of panels; those without anything to show, None, are left out.
+    """A grid of panels; None (an empty panel) is left out.
 
     Args:
-        x, y: labels of the axes of the last row and the first column, where a panel has none.
-        names: in a key beside each panel, highest line first, or in one key below all.
+        x, y: labels of the x axes in the last row and of the y axes in the first column, for panels
+            without labels of their own.
+        names: `beside`: a key beside each panel, highest line first; `below`: one key below all
+            panels.
     """
     shown = [panel for panel in content if panel is not None]
     columns = max(1, min(columns, len(shown)))
@@ -219,7 +223,7 @@ def panels(
 
 
 def key_beside(axes: Axes) -> None:
-    """A key right of the axes, the line that ends highest first."""
+    """A key right of the axes, in descending order of the lines' last values."""
 
     def end(line: Any) -> float:
         y = np.asarray(line.get_ydata(), dtype=float)
@@ -240,7 +244,7 @@ def token_axis(axes: Axes, ticks: Sequence[float]) -> None:
 
 
 def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
-    """A dotted vertical line, labelled at a share of the height."""
+    """A dotted vertical line, labelled at this fraction of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
     axes.annotate(
         text,
@@ -297,9 +301,9 @@ def styles_of(
     """Color and marker of each variant, the same in all figures.
 
     Args:
-        ink: the variant in black.
-        rows: losses. Of more variants than there are colors the best at the longest length have
-            colors, and the others are thin grey lines.
+        ink: the variant drawn in black.
+        rows: losses. With more variants than colors, the best at the longest length get colors, and
+            the others thin grey lines.
         marked: undertrained variants.
     """
     colored = [name for name in names if name != ink]
@@ -319,7 +323,7 @@ def styles_of(
 
 
 def shades(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Colors from dark to light for ordered variants, told apart without color too."""
+    """Colors from dark to light for ordered variants, distinguishable by lightness alone."""
     places = np.linspace(0.0, 0.82, max(len(names), 1))
     return {
         name: LineStyle(to_hex(colormaps["viridis"](at)), "")
@@ -332,9 +336,9 @@ class LengthAxis:
     """The x axis that the panels of a figure share.
 
     Attributes:
-        ticks: its range; at most eight are shown.
+        ticks: their range is the range of the axis; at most eight are shown.
         trained: trained lengths, marked by dotted lines.
-        x_of: the x of a row, on a log2 scale.
+        x_of: maps a row to its x; the scale is log2.
     """
 
     ticks: Sequence[float]
@@ -371,11 +375,11 @@ def length_panel(
     without a name. None without rows.
 
     Args:
-        levels: horizontal lines (label, y); `{}` in a label is replaced by the value.
-        band: ± this is shaded; the scale is linear inside and logarithmic outside.
+        levels: horizontal lines (label, y); `{}` in a label is replaced by y.
+        band: the range ± `band` is shaded; the scale is linear inside and logarithmic outside.
         top: upper limit of the axis; lines may leave it.
-        share: values from 0 to 1, in per cent.
-        named: with a key beside the panel; else on an axis from 0.
+        share: values are from 0 to 1 and shown in percent.
+        named: show a key beside the panel; otherwise the y axis starts at 0.
     """
     by_line: dict[tuple[str, str], list[ResultRow]] = {}
     for row in rows:
@@ -446,8 +450,8 @@ def multiples(
     """Small panels in two columns, without bars, and one key of the lines below them.
 
     Args:
-        shares: headings of panels whose values are in per cent.
-        top: upper limit of all panels; default: of each its own.
+        shares: headings of panels with values in percent.
+        top: upper limit of all panels; None: one for each panel.
     """
     drawn = [
         length_panel(
@@ -472,8 +476,8 @@ def difference_panel(
     heading: str,
     band: float,
 ) -> Panel | None:
-    """Differences with their intervals below a panel that names the lines; ± `band` is shaded.
-    Without the variants that are grey."""
+    """Differences with their intervals, without variants drawn in grey, for use below a panel that
+    names the lines; ± `band` is shaded."""
     shown = [row for row in rows if styles[row.variant].color != FAINT]
     panel = length_panel(
         shown,
@@ -517,7 +521,7 @@ def rows_panel(
 
 
 def draw_dot(axes: Axes, at: float, ends: Sequence[float], color: str, **style: Any) -> None:
-    """A value with its interval, value, low and high, in row `at`."""
+    """A value with its interval in row `at`; `ends`: value, low, high."""
     value, low, high = ends
     style = {"marker": "o", **style}
     draw_line(axes, [value], [at], [low], [high], color=color, across=True, **style)
@@ -531,11 +535,11 @@ def dots_panel(
     heading: str = "",
     shared: Iterable[ResultRow] = (),
 ) -> Panel:
-    """Differences with intervals, one row each from top to bottom, hollow for a point estimate.
+    """Differences with intervals, one per row from top to bottom; point estimates are hollow.
 
     Args:
-        band: ± it is shaded, and the scale is linear inside and logarithmic outside.
-        shared: all rows of the panels that have a common scale.
+        band: the range ± `band` is shaded; the scale is linear inside and logarithmic outside.
+        shared: the rows of all panels that have the same scale.
     """
 
     def draw(axes: Axes) -> None:
@@ -556,8 +560,8 @@ def ends_of(rows: Iterable[ResultRow]) -> list[float]:
 
 
 def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel | None:
-    """Shaded cells with a share and its interval: by length, and by place (`at`) from top to
-    bottom. None without rows."""
+    """Shaded cells, each with a share and its interval: length from left to right, place (`at`)
+    from top to bottom. None without rows."""
     if not rows:
         return None
     places: list[Any] = sorted({row.at or 0.0 for row in rows})
@@ -582,7 +586,8 @@ def heat_map(rows: Sequence[ResultRow], lengths: Sequence[int], y: str) -> Panel
 
 
 def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:
-    """A limit below grey lines that are far above all colored ones; None without colored ones."""
+    """An upper limit that cuts off grey lines far above all colored lines; None without colored
+    lines."""
     colored = [row.value for row in rows if styles[row.variant].color != FAINT]
     if not colored:
         return None
@@ -592,8 +597,8 @@ def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:
 
 
 def set_scale(axes: Axes, which: str, values: Sequence[float], band: float | None) -> None:
-    """Limits of the x or y axis around values; with `band`, a symlog scale that is linear within ±
-    it, with the band shaded."""
+    """Set the limits of the x or y axis around values. With `band`, the scale is symlog, linear
+    within ± `band`, which is shaded."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low = min(values, default=0.0)
     high = max(values, default=1.0)

@@ -23,7 +23,7 @@ _POSITION = TypeAdapter(AnyPosition)
 
 
 def record_of(measurement: LossMeasurement) -> dict:
-    """The content of results.json of one run, but for the family of its verdicts."""
+    """The content of results.json of one run, except for the family of its verdicts."""
     ids, counts = np.unique(measurement.unit, return_counts=True)
 
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
@@ -106,7 +106,7 @@ def comparison_record(runs: Mapping[str, LossMeasurement]) -> dict:
 
 
 def bits_per_byte(nll: np.ndarray | None, n_bytes: int | None) -> float | None:
-    """Sum of NLL / ln 2 / bytes of the targets' raw text; None if one of them is unknown."""
+    """Sum of NLL / ln 2 / bytes of the targets' raw text; None if NLL or bytes are unknown."""
     return None if nll is None or not n_bytes else float(nll.sum()) / math.log(2) / n_bytes
 
 
@@ -125,14 +125,14 @@ def describe_scheme(measurement: LossMeasurement, label: str, length: int) -> st
 
 
 def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
-    """NLL of each method by position in geometric buckets [2^k, 2^(k+1)), the first being {0}, up
-    to the last position; gain over truncation paired per bucket. Empty for other protocols, and
-    where the baseline has failed."""
+    """NLL of each method by position in geometric buckets {0}, [2^k, 2^(k+1)), up to the last
+    position, and the gain over truncation, paired by target. Empty for other protocols, and if the
+    baseline has failed."""
     if measurement.plan.protocol != "by-position" or measurement.baseline_nll is None:
         return {}
     ((length, windows),) = measurement.plan.windows.items()
     position = np.tile(np.arange(length), len(windows))[measurement.screening.kept]
-    exponents = np.frexp(position)[1]  # of the powers of two that are above the positions
+    exponents = np.frexp(position)[1]  # exponents of the powers of two above the positions
     buckets: dict[str, list[dict]] = {}
     for (method, _), nll in measurement.nll.items():
         for k in np.unique(exponents).tolist():
@@ -152,12 +152,12 @@ def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
 
 
 def read_gains(measurement: LossMeasurement) -> Iterator[dict]:
-    """The cell of results.json for each method, length and octave of distances, from [2^k,
-    2^(k+1)); intervals over units, paired by target.
+    """The cell of results.json for each method, length and octave of distances [2^k, 2^(k+1));
+    intervals over units, paired by target.
 
-    readable: number of targets whose earlier occurrence is among the inputs; nll, control_nll:
-    means over targets, before and after it was replaced, and of each unit; read_gain: what the
-    model reads at this distance, control NLL − NLL.
+    readable: number of targets whose earlier occurrence is among the inputs; nll, control_nll: NLL
+    before and after the earlier occurrence was replaced, means over targets and over those of each
+    unit; read_gain: control NLL − NLL, the gain from reading at this distance.
     """
     targets = measurement.plan.repeats
     if targets is None:
@@ -192,7 +192,7 @@ def read_gains(measurement: LossMeasurement) -> Iterator[dict]:
 
 
 def position_rows(record: dict) -> Iterator[ResultRow]:
-    """The rows of the table of `by_position` in a record."""
+    """The rows of the table of results for the entry `by_position` of a record."""
     for method, buckets in record["by_position"].items():
         for bucket in buckets:
             name = name_of(method)

@@ -1,6 +1,6 @@
-"""Loss of text by length or by position: of one run under several methods, of several runs, or of
-the schemes of a study. Their tables, sentences and figures are the same views of the table of
-results."""
+"""Loss of text by length or by position, for one run under several methods, for several runs, or
+for the schemes of a study. Tables, sentences and figures of all three are the same views of the
+table of results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ CONTEXT = "context length, tokens (log scale)"
 
 
 def loss_styles(r: LossResults, names: Sequence[str] = ()) -> Styles:
-    """The variant that the others are compared with is black, as is a run as trained."""
+    """Styles of the variants. The baseline, or else the run as trained, is black."""
     names = [name for name in names or r.names if name != TRUNCATE]
     ink = r.baseline or name_of(TRAINED)
     return styles_of(names, ink, r.rows("nll"), r.undertrained)
@@ -56,7 +56,8 @@ def loss_styles(r: LossResults, names: Sequence[str] = ()) -> Styles:
 
 
 def overview(r: LossResults) -> ReportTable:
-    """A row per variant: NLL at every length, the verdict, and the net gain at the longest."""
+    """A row per variant: NLL at every length, the verdict, and the net gain at the longest
+    length."""
     is_judged = any(map(r.beyond, r.names))
     columns = [r.noun, "seeds"] if r.seeds else [r.noun]
     columns += [f"{length:,}" for length in r.lengths]
@@ -179,8 +180,7 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
 
 
 def outcome(r: LossResults, name: str) -> tuple[float, float, str]:
-    """Minus the longest length held, the shortest length broken, and both in words: in the order of
-    the best."""
+    """A sort key, best first: (−longest length held, shortest length broken, both in words)."""
     held = r.value("held_to", name) or 0
     broken = r.value("break_point", name) or math.inf
     words = [f"held to {held:,.0f}"] if held else []
@@ -189,7 +189,7 @@ def outcome(r: LossResults, name: str) -> tuple[float, float, str]:
 
 
 def verdict(r: LossResults) -> str:
-    """Which variants held to which length: the answer in one sentence."""
+    """One sentence that states which variants held to which length."""
     l0 = r.trained_length
     longest = r.lengths[-1]
     if longest <= l0:
@@ -222,8 +222,8 @@ def position_verdict(r: ReportedResults) -> str:
 
 
 def details(r: LossResults) -> list[str]:
-    """Use of context, differences from the baseline and what is read, in sentences without numbers
-    of the tables."""
+    """Sentences on use of context, differences from the baseline and read gains, without the
+    numbers of the tables."""
     lines = []
     longest = r.lengths[-1]
     changes = [row for row in r.rows("delta") if row.length == longest]
@@ -254,7 +254,7 @@ def details(r: LossResults) -> list[str]:
 
 
 def imprecision(r: LossResults) -> list[str]:
-    """Why variants have no verdict."""
+    """A sentence that names the variants without verdicts because of rounding errors."""
     if not r.imprecise:
         return []
     return [
@@ -349,7 +349,7 @@ def differences_figure(r: LossResults, text: FigureText, styles: Styles) -> Figu
 
 
 def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
-    """What the bars and the shaded band of differences are, if any interval is drawn."""
+    """The meaning of the bars and the shaded band of differences, if any interval is drawn."""
     drawn = any(row.high > row.low for row in rows)
     return f"Bars: {intervals}. Shaded: within the tolerance." if drawn else ""
 
@@ -363,11 +363,11 @@ def loss_report(
     """The report of one run under its methods, or of several runs, by name, on the same targets.
 
     Args:
-        name: of the results folder.
+        name: name of the results folder.
         facts: (corpus, command, date) for results.json.
 
-    Raises EvaluationError if no cell of one run has a finite mean, and for runs that were not
-    scored on the same targets.
+    Raises EvaluationError if no cell of one run has a finite mean, or if runs were not scored on
+    the same targets.
     """
     r = results_of(runs, facts or {})
     first = next(iter(runs.values()))
@@ -436,7 +436,7 @@ def results_of(runs: Mapping[str, LossMeasurement], facts: dict) -> LossResults:
 
 def describe_run(report: EvaluationReport, r: LossResults, measurement: LossMeasurement) -> None:
     """Add the tables, sentences and figure of one run."""
-    if measurement.settings.matrix:  # best first at the longest length
+    if measurement.settings.matrix:  # best at the longest length first
         r.variants = dict(sorted(r.variants.items(), key=lambda item: _last_nll(r, *item)))
     report.details = [*details(r), *reference(measurement, r), measurement.screening.sentence]
     if r.record["by_position"]:
@@ -483,14 +483,15 @@ def describe_comparison(
 
 
 def _last_nll(r: LossResults, name: str, columns: Mapping[str, str]) -> float:
-    """NLL at the longest length, with the baselines first."""
+    """Sort key: NLL at the longest length, baselines first."""
     if columns["method"] in (TRAINED, TRUNCATE):
         return -math.inf
     return r.value("nll", name, r.lengths[-1]) or math.inf
 
 
 def reference(measurement: LossMeasurement, r: LossResults) -> list[str]:
-    """The loss as trained, what intervals describe, and the methods that do not apply."""
+    """Sentences on the loss as trained, the meaning of intervals, and the methods that do not
+    apply."""
     lines = []
     trained = r.value("perplexity", name_of(TRAINED), r.trained_length)
     bits = r.value("bits_per_byte", name_of(TRAINED), r.trained_length)

@@ -34,37 +34,38 @@ from evaluation.statistics.variant_result import VariantResult
 class LossResults(ReportedResults):
     """The results of a loss evaluation. Metrics of the table, by length unless stated otherwise:
 
-        nll, perplexity, bits_per_byte   of the evaluated text
+        nll, perplexity, bits_per_byte   NLL, perplexity and bits per byte of the evaluated text
         delta                            NLL(L) − NLL(as trained, L0), simultaneous over all
                                          verdicts, with the verdict
         gain                             −delta, with an individual interval
-        gain_per_doubling                of the step of the grid that ends at L
+        gain_per_doubling                gain per doubling of length, from the previous length to L
         held_to, break_point             (all lengths) largest length held, smallest length broken
         context_reach                    (all lengths) smallest length such that every longer
                                          context is shown to gain less than the tolerance
         gain_shown_to                    (all lengths) longest length shown to improve on all
                                          shorter ones
-        difference                       NLL minus that of the baseline
-        repeated_nll, control_nll,       of tokens that repeat text at distances from `at` to before
-        read_gain                        `until`, before and after it was replaced, and the change
-        nll_at_positions,                (one length) of the positions from `at` to before `until`,
-        gain_at_positions                and their gain over truncation
+        difference                       NLL minus the baseline's NLL
+        repeated_nll, control_nll,       NLL of tokens that repeat text at distances from `at` to
+        read_gain                        before `until`, before and after replacing it; the change
+        nll_at_positions,                (one length) NLL of positions from `at` to before `until`,
+        gain_at_positions                and its gain over truncation
         failure                          `note`: why there is no number
 
     A study also has nll_as_trained (at L0) and unigram_nll, and nll and nll_as_trained of each
     seed.
 
     Attributes:
-        lengths: of the grid.
+        lengths: lengths of the grid.
         unit_kind, units: the independent units of the intervals.
         family, difference_family: numbers of simultaneous verdicts and differences.
         baseline_nll: NLL of the baseline with its context truncated to the trained length.
         unigram: NLL of a unigram model on the same targets.
-        undertrained: variants of models hardly better than that.
-        imprecise: variants whose half precision is too far from float32 for verdicts.
+        undertrained: variants of models hardly better than the unigram model.
+        imprecise: variants whose losses in half precision differ too much from float32 for
+            verdicts.
         baseline: the variant that the others are compared with, at the lengths `primary`.
-        per: what losses are per: token, or byte where tokenizers differ.
-        missing: (variant or cell of a study, reason) and the lengths without comparable numbers.
+        per: unit of the losses: token, or byte if tokenizers differ.
+        missing: the lengths without comparable numbers, by (variant or cell of a study, reason).
     """
 
     lengths: list[int]
@@ -86,7 +87,7 @@ class LossResults(ReportedResults):
 
     @property
     def against(self) -> str:
-        """What differences are."""
+        """The label of a difference, such as `NLL minus that of rope`."""
         return f"NLL minus that of {self.baseline}"
 
     def beyond(self, name: str) -> list[ResultRow]:
@@ -110,7 +111,7 @@ class LossResults(ReportedResults):
 
     @property
     def intervals(self) -> str:
-        """What simultaneous intervals of gains are, or '' where none is reported."""
+        """The description of the simultaneous intervals of gains; '' if none is reported."""
         if not any(map(self.claims, self.names)):
             return ""
         over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
@@ -129,15 +130,16 @@ def loss_results(
     difference_family: int | None = None,
     **described: Any,
 ) -> LossResults:
-    """The numbers of results on the same targets: of one run, with verdicts; of several runs, with
-    differences from the baseline; of a study, whose results have seeds, with both.
+    """The numbers of results on the same targets: verdicts for one run, differences from the
+    baseline for several runs, both for a study, whose results have seeds.
 
     Args:
-        variants: those of the results with their columns; of a study all, measured or not.
+        variants: the variants of the results with their columns; for a study, also variants without
+            results.
         baseline: the variant that the others are compared with.
-        primary: lengths of these comparisons; None: all.
-        difference_family: number of simultaneous comparisons; None: as many as there are.
-        described: attributes of `LossResults` that no number depends on.
+        primary: lengths of the comparisons with the baseline; None: all lengths.
+        difference_family: number of simultaneous comparisons; None: count them.
+        described: attributes of `LossResults` that do not affect numbers.
     """
     first = results[0].record
     is_study = bool(results[0].seed)
@@ -152,7 +154,7 @@ def loss_results(
     judged = list(losses)
     if not is_study:
         judged = [name for name in losses if not baseline and name not in (TRUNCATE, *imprecise)]
-    # Failed cells count: the family follows from what was to be measured, not from its outcome.
+    # Failed cells count: the size of the family must not depend on outcomes.
     family = [
         (name, length)
         for name in judged
@@ -194,7 +196,7 @@ def _variant_rows(
     counts: np.ndarray,
     is_judged: bool,
 ) -> Iterator[ResultRow]:
-    """The rows of one variant; adds it to the undertrained ones if it is."""
+    """The rows of one variant; adds the variant to `r.undertrained` if it is undertrained."""
     level = unigram = None
     if losses.baseline_nll is not None:
         level = float(seed_means(losses.baseline_nll, counts).mean())
@@ -223,8 +225,8 @@ def _variant_rows(
     protocol = results[0].record["protocol"]
     if is_judged and losses.baseline_nll is not None and protocol != "by-position":
         yield from verdict_rows(name, losses, rules)
-        # Not for non-overlapping windows, where a longer length also means fewer targets with
-        # little context.
+        # Not for non-overlapping windows: a longer length also means fewer targets with little
+        # context.
         if protocol != "non-overlapping" and rules.is_precise:
             yield from reach_rows(name, losses, rules)
     if losses.seeds or results[0].method != TRUNCATE:
@@ -251,7 +253,7 @@ def _difference(
     name: str,
     length: int,
 ) -> ResultRow:
-    """NLL minus that of the baseline, paired by unit; two methods on the same checkpoints are also
+    """NLL minus the baseline's NLL, paired by unit; two methods on the same checkpoints are also
     paired by seed."""
     assert r.baseline is not None
     ours = losses[name].nll[length]
@@ -264,7 +266,7 @@ def _difference(
 
 
 def missing_of(losses: Mapping[str, VariantLosses]) -> dict[tuple[str, str], str]:
-    """The lengths without numbers by variant and reason."""
+    """The lengths without numbers, by (variant, reason)."""
     lengths: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, own in losses.items():
         for length, reason in own.no_number_because.items():

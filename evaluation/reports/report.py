@@ -1,5 +1,5 @@
 """The report of one evaluation of any kind: its table of results and its record, which are written
-as results.csv and results.json, and sentences, tables and figures as views of them."""
+as results.csv and results.json, and the sentences, tables and figures made from them."""
 
 import json
 import math
@@ -32,7 +32,7 @@ from evaluation.reports.figures import save
 from evaluation.scoring.cells import Measurement
 from evaluation.statistics.results_table import ResultRow, number, results_table, select, select_one
 
-NAMED = 6  # variants of one outcome that a sentence names
+NAMED = 6  # maximum number of variants that a sentence names; more are counted
 # Entries of results.json that results.csv repeats in each row.
 RECORD_COLUMNS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash")
 RECORD_COLUMNS += ("tokenizer_hash", "targets_hash", "items_hash", "checkpoint_hash")
@@ -49,12 +49,15 @@ class ReportedResults:
     schemes of a study.
 
     Attributes:
-        title: of sections and figures: the run, or the name of a study's evaluation.
-        variants: in their order, with their columns in results.csv: method, run or scheme.
-        noun: what a variant is.
-        record: results.json of the evaluation without its summary, or of the first one of a study.
+        title: title of sections and figures: the run, or the name of a study's evaluation.
+        variants: variants in their order, with their columns in results.csv (method, run or
+            scheme).
+        noun: the word for one variant in sentences: method, run or scheme.
+        record: results.json of the evaluation without its summary; for a study, of its first
+            result.
         seeds: number of training seeds of each variant; empty for an evaluation of runs.
-        study_columns: of results.csv: the evaluation and the group of cells of a study.
+        study_columns: further columns of results.csv: the evaluation and the group of cells of a
+            study.
     """
 
     title: str
@@ -70,7 +73,7 @@ class ReportedResults:
         return select(self.table, metric, variant, **where)
 
     def value(self, metric: str, variant: str, length: int | None = None) -> float | None:
-        """The value over all seeds; None if there is none."""
+        """The value over all seeds; None if it is missing."""
         row = select_one(self.table, metric, variant, length)
         return None if row is None else row.value
 
@@ -87,7 +90,7 @@ class ReportedResults:
 
     @property
     def subtitle(self) -> str:
-        """The subtitle of figures of all evaluations but the loss by length."""
+        """The subtitle of figures of all evaluations except the loss by length."""
         count = self.title
         if items := self.record.get("items"):
             count = f"{self.title}: {counted(items, 'item')} per length"
@@ -121,7 +124,7 @@ def method_variants(methods: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def melted(cells: Iterable[Mapping], metrics: Iterable[str]) -> Iterator[ResultRow]:
-    """The rows of cells of results.json: one for each metric of a cell that has a number, with its
+    """The rows of cells of results.json: one for each metric with a number, with its ends
     `metric_low` and `metric_high`."""
     for cell in cells:
         for metric in metrics:
@@ -166,7 +169,7 @@ def metrics_table(
 
 
 def write_results(path: Path, results: Sequence[ReportedResults], **first: str) -> None:
-    """results.csv: the rows of all tables, after columns that are `first`."""
+    """Write results.csv: the rows of all tables, with the columns `first` before theirs."""
     records = [
         {
             **first,
@@ -183,8 +186,8 @@ def write_results(path: Path, results: Sequence[ReportedResults], **first: str) 
 
 
 def write_table(path: Path, rows: Sequence[Mapping] | pd.DataFrame) -> None:
-    """Write a table as CSV; None and NaN are empty. Whole numbers stay whole where other rows have
-    none."""
+    """Write a table as CSV; None and NaN are empty. Integers stay integers in columns with empty
+    cells."""
     if not isinstance(rows, pd.DataFrame):
         rows = pd.DataFrame(list(rows), dtype=object)
     write_text(path, rows.to_csv(index=False, lineterminator="\n"))
@@ -196,7 +199,8 @@ def write_clean_json(path: Path, value) -> None:
 
 
 def clean(value: Any, digits: int | None = None) -> Any:
-    """A value for JSON: None for NaN and infinity, and floats of so many significant digits."""
+    """A value for JSON: None for NaN and infinity; floats are rounded to `digits` significant
+    digits."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
@@ -208,17 +212,17 @@ def clean(value: Any, digits: int | None = None) -> Any:
 
 @dataclass(kw_only=True)
 class EvaluationReport:
-    """What an evaluation found.
+    """The report of an evaluation.
 
     Attributes:
-        name: of the results folder, unless the settings name one.
+        name: name of the results folder, unless the settings name one.
         results: the long table, which becomes results.csv, and the content of results.json.
-        verdict: what was found, in one sentence.
+        verdict: the main finding in one sentence.
         details: further sentences.
-        caveats: what limits the numbers.
-        tables: the first ones a reader needs; `more_tables`: the others.
-        draw: draws the figures, by file name.
-        more_records: further files and what they hold.
+        caveats: limitations of the numbers, as sentences.
+        tables: tables that a reader needs first; `more_tables`: the other tables.
+        draw: returns the figures by file name.
+        more_records: contents of further JSON files, by name.
     """
 
     name: str
@@ -266,8 +270,8 @@ class EvaluationReport:
 
 
 class Chart(NamedTuple):
-    """A figure of a report. `file`: its path without suffix, relative to the report; `alt`: the
-    text for those who cannot see it."""
+    """A figure of a report. `file`: its path without suffix, relative to the report; `alt`: text
+    for readers who cannot see it."""
 
     file: str
     figure: Figure
@@ -307,7 +311,7 @@ def caveats(
     runs: Mapping[str, Measurement],
     notes: Sequence[str] = (),
 ) -> list[str]:
-    """Sentences; `runs`: the results by name, '' for a single one."""
+    """Sentences about limitations. `runs`: the measurements by name, '' for a single run."""
     lines = []
     few = f"Only {counted(units, unit_kind)}"
     if units < POINTS_ONLY_BELOW:
@@ -315,7 +319,7 @@ def caveats(
     elif units < FEW_BELOW:
         lines.append(f"{few}: interpret the intervals with caution.")
     lines += notes
-    missing: dict[str, dict[str, list[str]]] = {}  # by reason and variant
+    missing: dict[str, dict[str, list[str]]] = {}  # reason -> variant -> lengths
     for run, measurement in runs.items():
         for (method, length), reason in (measurement.absent | measurement.failed).items():
             name = ", ".join(filter(None, (run, name_of(method))))
@@ -336,7 +340,7 @@ def caveats(
 
 
 def basis(measurement: Measurement) -> dict:
-    """The settings, methods and hashes that the numbers of a `measurement` depend on, and the cells
+    """The settings, methods and hashes that determine the numbers of a `measurement`, and the cells
     without numbers."""
     facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash", "corpus")
     return {
@@ -372,11 +376,11 @@ def report_of(
     title: str,
     details: list[str],
 ) -> EvaluationReport:
-    """The report of a run under its methods, still without its verdict, tables and figures.
+    """The report of a run under its methods, without verdict, tables and figures.
 
     Args:
-        record: of `unit_count` independent units of the kind `unit`.
-        rows: of the table of results.
+        record: the content of results.json; has `unit_count` independent units of the kind `unit`.
+        rows: rows of the table of results.
     """
     r = ReportedResults(
         title=measurement.subject.name,

@@ -1,9 +1,9 @@
-"""Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth of the
-answer in text.
+"""Report of an evaluation by tasks, in text or on symbols: accuracy by length and, in text, by
+depth of the answer.
 
 Metrics: accuracy (by likelihood), exact (the whole answer is generated), symbol_accuracy (mean
-share of right symbols in an answer), each with a `verdict` against chance where it is the main one;
-gain (over truncation); chance of each length on symbols; accuracy_by_depth, whose `at` is a depth.
+share of correct symbols in an answer); the main metric of a task has a `verdict` against chance.
+gain (over truncation); chance at each length, on symbols; accuracy_by_depth, whose `at` is a depth.
 """
 
 import math
@@ -45,11 +45,11 @@ from evaluation.statistics.results_table import ResultRow, number
 from evaluation.tasks.task_analysis import ABOVE_CHANCE, analyse_tasks
 from evaluation.tasks.task_session import TaskMeasurement
 
-CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
+CLAIM_ITEMS = 200  # number of items per length that a claim about retrieval requires
 
 
 def share_cell(row: ResultRow) -> Cell:
-    """A share with its interval, and what it is compared with chance."""
+    """A share with its interval and its verdict against chance."""
     text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
     if row.verdict == ABOVE_CHANCE:
         return TableCell(text, "good")
@@ -199,7 +199,7 @@ def _chance(r: ReportedResults) -> str:
 
 
 def task_tables(r: ReportedResults) -> list[ReportTable]:
-    """A row per variant and length; and accuracy by depth."""
+    """Tables with a row per variant and length, and of accuracy by depth."""
     length = {"length": lambda row: length_text(r, row)}
     by_depth = r.rows("accuracy_by_depth")
     title = f"{task_title(r.record)}: {r.subtitle}, chance {_chance(r)}"
@@ -228,14 +228,14 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
     chance = [(f"chance  {_chance(r)}", r.record["chance"])]
-    rows += [row._replace(seed=thin) for row in r.rows(thin)]  # drawn as single seeds are
+    rows += [row._replace(seed=thin) for row in r.rows(thin)]  # drawn like single seeds
     panel = length_panel(rows, styles, axis, y=METRICS[bold][0], levels=chance, share=True, top=1.0)
     text = FigureText(f"{task_title(r.record)}: {METRICS[bold][0]} by length", r.subtitle, note)
     return panels([panel], text, x="length (log scale)")
 
 
 def depth_figure(r: ReportedResults, name: str) -> Figure:
-    """A grid over the lengths and depths."""
+    """A heat map of accuracy over lengths and depths."""
     lengths = r.lengths_of("accuracy")
     text = FigureText(
         f"{task_title(r.record)}, {name}: accuracy by depth of the answer",

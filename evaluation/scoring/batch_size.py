@@ -10,12 +10,12 @@ from model import TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.attention.mask import AttentionView, Normalizer
 
-# Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
-# kernel.
+# Number of blocks of scores in memory at once, from measured resident memory: the largest value for
+# each kind of kernel.
 BLOCKS = {"masked": 5, "views": 6, "weighed": 14}
 SLACK = 1.25  # for the allocator
-HEAD_FLOATS = 1 << 23  # logits alive at once; more are computed in chunks
-# per batch: larger batches are faster on a GPU, not on a CPU
+HEAD_FLOATS = 1 << 23  # maximum number of logits in memory at once; more are computed in chunks
+# tokens per batch: larger batches are faster on a GPU, not on a CPU
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}
 
 
@@ -31,12 +31,12 @@ def memory_needed(
 
     Sums the activations of one chunk, the KV cache (with more than one chunk), the blocks of
     queries × L scores that the model's kernels materialize, and the logits of the kept outputs.
-    Each of `context` processes that share windows holds hidden states of its tokens and the keys of
-    one layer instead of the cache.
+    Each of `context` processes that share windows stores the hidden states of its tokens and the
+    keys of one layer instead of the cache.
     """
     s = model.settings
     element = model.embed.weight.element_size()
-    computed = max(4, element)  # bytes of a number in a computation
+    computed = max(4, element)  # bytes per number in computations
     tokens = min(length, chunk)
     if context > 1:
         tokens = min(-(-length // (2 * context)), chunk)
@@ -48,7 +48,7 @@ def memory_needed(
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS)
     cached = 0
     if context > 1:
-        # and those that a pass returns
+        # hidden states that a pass reads and returns
         hidden = 2 * -(-length // context) * s.dim
         cached = batch * (hidden + gathered_numbers(model, length, context * tokens))
     elif length > chunk:
@@ -57,8 +57,8 @@ def memory_needed(
 
 
 def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
-    """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a
-    window, of the tokens that a pass sees, twice: as received and joined."""
+    """Numbers in keys and values per row of the layer that gathers most, in passes of `chunk`
+    tokens. With a window, the tokens that a pass sees count twice: as received and as joined."""
     most = 0
     for block, name in zip(model.layers, model.layer_schemes, strict=True):
         scheme = model.kinds[model.kind_of[name]].position
@@ -73,8 +73,8 @@ def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
 
 @torch.no_grad()
 def blocks_at_once(model: Transformer) -> int:
-    """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two
-    tokens."""
+    """Number of blocks of scores (B, H, t, S) in memory at once in the layers' kernels, found from
+    a pass of two tokens."""
     device = model.embed.weight.device
     blocks = [0]
 
@@ -114,8 +114,8 @@ def choose_batch(
     budget: int,
     context: int = 1,
 ) -> int:
-    """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
-    single window does not fit."""
+    """The batch size in windows. Raises EvaluationError, with a length that would fit, if a single
+    window does not fit."""
 
     def fits(batch: int, length: int = length) -> bool:
         return memory_needed(model, length, min(keep, length), batch, chunk, context) <= budget

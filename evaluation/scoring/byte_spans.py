@@ -19,8 +19,8 @@ WHITE = np.array(list(b" \t\n\r\v\f"))
 
 
 def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
-    """The targets of each run; `runs`: fixed targets of each. Raises EvaluationError if the texts
-    differ, the tokens are not the text, or no span has enough context in all runs."""
+    """The targets of each run. `runs`: the fixed targets of each run. Raises EvaluationError if the
+    texts differ, tokens do not match their text, or no span has enough context in all runs."""
     plan = runs[0].plan
     lengths = plan.lengths
     if len({run.text.store.n_documents for run in runs}) > 1:
@@ -77,8 +77,8 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
 def _shared_document(
     runs: Sequence[ChosenTargets], document: int
 ) -> tuple[str, list[np.ndarray], np.ndarray]:
-    """Hash of a document's bytes; byte offsets of its tokens and of the end in each run; and the
-    offsets, ascending, at which spans may begin and end."""
+    """Hash of a document's bytes; for each run, the byte offsets of its tokens and of its end; and
+    the offsets, ascending, at which spans may begin and end."""
     texts = set()
     starts = []
     for run in runs:

@@ -1,7 +1,8 @@
-"""Cells of an evaluation, one for each method and length: loaded if they are stored, else measured.
+"""Cells of an evaluation, one for each method and length. Stored cells are loaded, the others
+measured.
 
-A stored cell is a file of per-target NLL, named by a hash of its key: everything that determines
-the numbers.
+A stored cell is a file of per-target NLL, named by a hash of its key. The key contains everything
+that determines the numbers.
 """
 
 import json
@@ -26,14 +27,14 @@ from model import ModelError, Transformer
 from model.devices import free_memory
 from run_directory.console import Console
 
-# Version of the keys of stored cells; with a new one, stored cells are measured again.
+# Version of the keys of stored cells; after a change, stored cells are measured again.
 KEY_FORMAT = 2
-# Settings of a scheme that were added later: keys contain them only where they are set, so that
-# cells stored before are still found.
+# Settings of a scheme that were added later: keys contain them only if they are set, so that cells
+# stored earlier are still found.
 LATER = {"weights": "softmax", "shifted_keys": 0.0}
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 
-Advance = Callable[[float], None]  # receives the share of a cell that is done
+Advance = Callable[[float], None]  # receives the share of a cell that was done
 
 
 class CellFailed(EvaluationError):
@@ -46,12 +47,12 @@ class EvaluationCell:
 
     method: Method
     length: int
-    key: dict  # everything that determines the numbers; the batch size does not
+    key: dict  # everything that determines the numbers, which excludes the batch size
     inputs: np.ndarray  # (n,) tokens that the model reads in each window or item
-    keep: int  # outputs of a window that are scored
-    chunk: int  # tokens of one pass
-    role: str = ""  # what sets it apart from the cell of its method and length
-    windows: Any = None  # (n, 4) as in evaluation_plan.py, of text that is read in windows
+    keep: int  # number of outputs of a window that are scored
+    chunk: int  # tokens per pass
+    role: str = ""  # distinguishes cells of equal method and length
+    windows: Any = None  # (n, 4) as in evaluation_plan.py, for text that is read in windows
 
     @property
     def where(self) -> MethodAndLength:
@@ -96,13 +97,13 @@ class CellStore:
         return _read(self.folder / cell_file(key), key)
 
     def load_partial(self, cell: EvaluationCell) -> np.ndarray | None:
-        """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
+        """Losses of an interrupted cell from all ranks; NaN for targets not scored yet."""
         parts = [_read(path, cell.key) for path in self.folder.glob(f"partial-*-{cell.file}")]
         readable = [part for part in parts if part is not None]
         return np.fmax.reduce(readable) if readable else None
 
     def save(self, key: dict, nll: np.ndarray) -> None:
-        """Save a finished cell, and remove its parts."""
+        """Save a finished cell and remove its parts."""
         file = cell_file(key)
         _write(self.folder / file, key, nll)
         for part in self.folder.glob(f"partial-*-{file}"):
@@ -133,23 +134,23 @@ class Measurement(ABC):
     Args:
         positions_needed: number of positions that each length requires.
         facts: entries of results.json.
-        cells: folder of stored cells; None for a kind that stores none.
+        cells: folder of stored cells; None if this kind of evaluation stores none.
 
     Attributes:
-        schemes: position settings as evaluated, by label of a method.
-        absent: cells that cannot exist, and why.
-        failed: cells without numbers, and why.
+        schemes: position settings as evaluated, by the label of a method.
+        absent: cells that cannot exist, with the reason.
+        failed: cells without numbers, with the reason.
         values_by_role: the numbers of the cells of each role, by (method, length).
-        files: of the stored cells, by "method@length".
-        rounding_error: mean NLL in half precision minus that in float32, in nats.
+        files: names of the stored cells' files, by "method@length".
+        rounding_error: mean NLL in half precision minus mean NLL in float32, in nats.
         notes: caveats.
 
     Raises EvaluationError for an illegal method, and for a length that no method supports unless
-    the settings show a dash for it.
+    the settings allow a dash.
     """
 
-    title: str  # of the forecast
-    counted = "windows"  # what a cell consists of, in the forecast
+    title: str  # title of the forecast
+    counted = "windows"  # the word for the parts of a cell in the forecast
     caches = 1  # copies of the key/value cache at one time
     budget = 0  # bytes
 
@@ -182,8 +183,8 @@ class Measurement(ABC):
         self.files: dict[str, str] = {}
         self.rounding_error: dict[MethodAndLength, float] = {}
         self.notes: list[str] = []
-        # By file, as methods with equal keys share a cell: the numbers, or why there are none, and
-        # (bytes without the weights, windows per batch).
+        # By file, as methods with equal keys share a cell: the numbers or the reason why there are
+        # none; and (bytes without the weights, windows per batch).
         self.values_by_file: dict[str, Any] = {}
         self.batches: dict[str, tuple[int, int]] = {}
 
@@ -193,7 +194,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def score(self, cell: EvaluationCell, model: Transformer, batch: int, advance: Advance) -> Any:
-        """Measure one cell; `advance` receives the share that is done. Raises CellFailed."""
+        """Measure one cell; `advance` receives each share that was done. Raises CellFailed."""
 
     def places(self) -> Iterator[tuple[Method, int]]:
         """The methods and lengths that can be measured."""
@@ -203,7 +204,7 @@ class Measurement(ABC):
                     yield method, length
 
     def run(self) -> Self:
-        """Measure the cells that are not on disk yet; returns itself."""
+        """Measure the cells that are not on disk yet; returns `self`."""
         cells = self.cells()
         missing = self._missing(cells)
         if missing:
@@ -224,7 +225,7 @@ class Measurement(ABC):
         return self
 
     def _measure(self, cell: EvaluationCell, advance: Advance) -> None:
-        """Measure and store one cell; `advance` receives the share that was done."""
+        """Measure and store one cell; `advance` receives each share that was done."""
         _, batch = self.batches[cell.file]
         try:
             values = self.score(cell, self.model(cell), batch, advance)
@@ -256,8 +257,8 @@ class Measurement(ABC):
     def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
         """The part of a cell's key that every kind of evaluation has.
 
-        Where the position settings of a method change nothing, such as `factor: auto` up to the
-        original length, it shares the cell of the trained model.
+        If the position settings of a method change nothing, such as `factor: auto` up to the
+        original length, the method shares the cell of the trained model.
         """
         subject = self.subject
         position = self.schemes[TRAINED if method.truncates else method.label]
@@ -285,7 +286,8 @@ class Measurement(ABC):
             self.console.warn(text)
 
     def _missing(self, cells: list[EvaluationCell]) -> list[EvaluationCell]:
-        """The cells that are not on disk, one for each file; adds the others to the values."""
+        """The cells that are not on disk, one for each file. Adds the numbers of the other cells to
+        `values_by_file`."""
         distinct: dict[str, EvaluationCell] = {}
         for cell in cells:
             distinct.setdefault(cell.file, cell)
@@ -300,17 +302,17 @@ class Measurement(ABC):
         return [cell for file, cell in distinct.items() if file not in self.values_by_file]
 
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
-        """Set the peak memory and the batch of each cell, and print the cost of all. Raises
-        EvaluationError if one does not fit."""
+        """Set the peak memory and the batch size of each cell, and print the total cost. Raises
+        EvaluationError if a cell does not fit."""
         for cell in {cell.key["dtype"]: cell for cell in missing}.values():
-            self.model(cell)  # its cast copy takes memory: make it before the free one is measured
+            self.model(cell)  # its cast copy takes memory: make it before free memory is measured
         limit = self.settings.memory
         budget = limit * 2**30 if limit else 0.8 * free_memory(self.device)
         if self.device.type == "cpu":
             budget /= self.ranks.local_world
-        # Equal on every rank: it determines the batches, and these the last bits.
+        # Equal on every rank: the budget determines the batches, and the batches the last bits.
         self.budget = int(min(self.ranks.collect(budget)))
-        for cell in sorted(missing, key=lambda cell: -cell.length):  # an error names the longest
+        for cell in sorted(missing, key=lambda cell: -cell.length):  # errors name the longest
             model = self.model(cell)
             size = {
                 "length": int(cell.inputs.max()),

@@ -1,17 +1,17 @@
 """Exclude contaminated text: passages that also occur in the training text, or earlier in the
 corpus.
 
-A passage is 13 words, at every offset, on both sides. Words are compared in Unicode's normal form
-NFKC and casefolded, and only word characters count: letters, digits and combining marks, not the
+A passage is 13 words, at every offset of both texts. Words are compared in Unicode's normal form
+NFKC and casefolded. Only word characters count: letters, digits and combining marks, but not the
 underscore, which marks italics in books. In a script without spaces each character is a word, and
 30 of them make a passage; in mixed text a word counts 1/13 and a character 1/30 of a passage.
 
 The passages of the evaluated corpus are held in memory and the training text is streamed. The
 result depends only on the two stores and is cached on disk.
 
-Fixed targets are drawn outside such passages. The other protocols score all tokens of a document
-and drop the targets inside, equally at every length and under every method. Passages shared by
-documents of the corpus count once: they are excluded from all but the first of them.
+Fixed targets are drawn outside shared passages. The other protocols score all tokens of a document
+and drop the targets inside shared passages, equally at every length and under every method. A
+passage shared by documents of the corpus is excluded from all of them but the first.
 """
 
 import hashlib
@@ -36,11 +36,12 @@ from evaluation.stores import EvaluationStores
 VERSION = 4  # of the cache format: files of other versions are ignored
 BLOCK = 1 << 17  # tokens per block: bounds memory
 OVERLAP = 1 << 10  # tokens shared by blocks of one document, far more than a passage
-MOST_WORDS = 1 << 20  # whose hashes are remembered
-# log2 of bits per passage in the filter that most of the training text does not pass
+MOST_WORDS = 1 << 20  # number of words whose hashes are cached
+# log2 of the bits per passage in the filter that rejects most of the training text
 FILTER_BITS = 4
-LONG = 1 << 20  # tokens of training text beyond which progress is shown
-# The weight of a passage; a word weighs CHARACTERS, a character that is a word weighs WORDS.
+LONG = 1 << 20  # number of training tokens above which progress is shown
+# Minimum weight of a passage; a word has the weight CHARACTERS, a character that is a word the
+# weight WORDS.
 _FULL = WORDS * CHARACTERS
 # Scripts written without spaces between words: Thai and Lao, Myanmar, Khmer, kana and bopomofo,
 # Han.
@@ -59,13 +60,13 @@ class Passages(NamedTuple):
 
     hashes: np.ndarray  # uint64
     document: np.ndarray  # int64, as numbered in the store
-    first: np.ndarray  # int64, stored index of the first token that holds a part of it ...
-    last: np.ndarray  # ... and of the last
+    first: np.ndarray  # int64, stored index of the first token that overlaps the passage
+    last: np.ndarray  # int64, stored index of the last such token
 
 
 @lru_cache(MOST_WORDS)
 def _hash_of(word: str) -> int:
-    """64-bit hash of a folded word, of its marks in canonical order."""
+    """64-bit hash of a folded word with its marks in canonical order."""
     folded = unicodedata.normalize("NFKC", word).casefold()
     canonical = unicodedata.normalize("NFKD", folded)
     digest = hashlib.blake2b(canonical.encode(), digest_size=8)
@@ -76,7 +77,7 @@ class PassageReader:
     """Passages of stores made with one tokenizer (`.pieces`: the raw bytes of each id)."""
 
     def __init__(self, tokenizer):
-        # the last one separates documents, so that no word crosses them
+        # the last entry separates documents, so that no word spans two
         self.pieces = [*tokenizer.pieces, b"\n"]
         self.size = np.array([len(piece) for piece in self.pieces], dtype=np.int64)
         self.between = len(self.pieces) - 1
@@ -88,7 +89,7 @@ class PassageReader:
     ) -> Iterator[Passages]:
         """All passages of a store, block by block; `after(tokens)` runs after each block.
 
-        Passages at the block edges of a long document occur twice, or with a truncated word.
+        Passages at the block edges of a long document may occur twice, or with a truncated word.
         """
         for parts in _blocks(store):
             yield self._block(parts)
@@ -99,7 +100,7 @@ class PassageReader:
         ids = np.concatenate([np.append(ids, self.between) for _, _, ids in parts])
         raw = b"".join([self.pieces[token] for token in ids.tolist()])
         hashes, weight, first_byte, last_byte = self._words(raw)
-        # The last word of the passage that each word starts, where the text does not end before.
+        # The last word of the passage that each word starts, if the text does not end before it.
         total = np.cumsum(weight)
         ends = np.searchsorted(total, total - weight + _FULL)
         starts = np.flatnonzero(ends < len(weight))
@@ -133,7 +134,7 @@ class PassageReader:
         ends = np.cumsum([len(piece) for piece in pieces])
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         in_bytes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
-        in_bytes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1  # stands for a byte that is not UTF-8
+        in_bytes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1  # a byte that is not UTF-8
         byte = np.append(0, np.cumsum(in_bytes))
         weight = np.array([WORDS if _UNSPACED.match(word) else CHARACTERS for word in words], int)
         hashes = np.array([_hash_of(word) for word in words], np.uint64)
@@ -161,12 +162,12 @@ def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Passages of a corpus that also occur elsewhere, as (document, first token, last token), int64
-    (n, 3), tokens as stored, ascending, with those that overlap or touch in one row."""
+    """Passages of a corpus that also occur elsewhere. Rows (document, first token, last token),
+    int64 (n, 3), index stored tokens, ascending; passages that overlap or touch are merged."""
 
-    trained: np.ndarray  # occur in the training text
-    repeated: np.ndarray  # occur in an earlier document of the corpus
-    # why the training text was not compared, as a sentence; '' if all of it was
+    trained: np.ndarray  # passages that occur in the training text
+    repeated: np.ndarray  # passages that occur in an earlier document of the corpus
+    # why the training text was not compared, as a sentence; '' if all of it was compared
     unchecked: str = ""
 
     @property
@@ -176,7 +177,7 @@ class Overlap:
 
 
 def find_overlap(store, train, tokenizer, *, cache: Path | None = None, console=None) -> Overlap:
-    """The passages that `store` shares with the training store `train` (None: with itself alone).
+    """The passages that `store` shares with the training store `train` (None: within `store` only).
     Both were made with `tokenizer`. Cached in the folder `cache`, if it is writable."""
     path = None
     if cache is not None:
@@ -197,7 +198,7 @@ def find_overlap(store, train, tokenizer, *, cache: Path | None = None, console=
         try:
             with atomic(path) as file:
                 np.savez_compressed(file, trained=overlap.trained, repeated=overlap.repeated)
-        except OSError as error:  # a read-only folder: only time is lost
+        except OSError as error:  # a read-only folder: the result is not cached
             if console:
                 console.warn(f"cannot cache the shared passages: {error}")
     return overlap
@@ -234,7 +235,7 @@ def _merged(rows: np.ndarray) -> np.ndarray:
     if not len(rows):
         return rows
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-    # Documents are offset on one axis, so that one running maximum serves all of them.
+    # Documents are offset on one axis, so that one running maximum works for all of them.
     gap = int(rows[:, 2].max()) + 2
     offset = rows[:, 0] * gap
     begin = offset + rows[:, 1]
@@ -252,7 +253,7 @@ def shared_text(
     tokenizer: Tokenizer,
     console=None,
 ) -> Overlap:
-    """The passages of the text to read in which no token is a target."""
+    """The passages of the evaluated text that must contain no target."""
     unchecked = ""
     if not settings.check:
         unchecked = "Not compared with the training text (contamination.check=false)."
@@ -271,8 +272,8 @@ def shared_text(
 
 @dataclass(frozen=True)
 class Screening:
-    """The counted targets. `record` goes to results.json, `sentence` to the summary; `unchecked`:
-    what was not compared, as a sentence."""
+    """The targets that count. `record` is written to results.json, `sentence` to the summary.
+    `unchecked`: what was not compared, as a sentence."""
 
     kept: np.ndarray  # (n_targets,) bool
     record: dict
@@ -312,7 +313,7 @@ def screen(
 
 
 def _targets_in(rows: np.ndarray, text: EvaluationText, windows: np.ndarray) -> np.ndarray:
-    """(n_targets,) which targets are inside one of the passages `rows` (tokens as stored)."""
+    """(n_targets,) whether each target is inside one of the passages `rows` (stored tokens)."""
     documents, index = targets_of(windows)
     if not len(rows):
         return np.zeros(len(index), dtype=bool)

@@ -1,4 +1,4 @@
-"""The targets of an evaluation and the windows in which a protocol reads them.
+"""The targets of an evaluation and the windows in which a protocol scores them.
 
 Windows are rows of integers (n, 4): document, end, inputs L and targets K. A window is
 text[end - L - 1 : end], and the last K of its L outputs count. Counted targets are in (document,
@@ -48,7 +48,7 @@ class EvaluationPlan:
     candidates: np.ndarray | None = None  # all possible targets, a window per document
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
-    # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
+    # raw bytes of each window's targets if losses are per byte (runs with different tokenizers)
     span_bytes: np.ndarray | None = None
 
     @property
@@ -58,8 +58,8 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class ChosenTargets:
-    """The targets of one run. `stores`: the text to read, and the text the model was trained on,
-    which gives the unigram baseline; passages that both share are excluded."""
+    """The targets of one run. `stores`: the text to read, and the training text, which gives the
+    unigram baseline; passages shared by both are excluded."""
 
     stores: EvaluationStores
     tokenizer: Tokenizer
@@ -91,7 +91,7 @@ def make_plan(
     trained_length: int,
 ) -> EvaluationPlan:
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
-    short."""
+    too short."""
     if settings.protocol == "fixed-targets":
         plan = fixed_plan(settings, text, tokenizer_hash, trained_length)
         return with_repeats(plan, settings, text) if settings.targets_by else plan
@@ -131,7 +131,7 @@ def make_plan(
 
 
 def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
-    """by-position: targets scored per window with the context truncated to L0. Small enough that
+    """by-position: number of targets per window with the context truncated to L0; small enough that
     every target keeps at least three quarters of L0 as context.
     """
     return max(1, min(settings.targets, trained_length // 4))
@@ -184,7 +184,7 @@ def with_repeats(
     settings: EvaluationSettings,
     text: EvaluationText,
 ) -> EvaluationPlan:
-    """The plan with repeated text of the same documents as further targets."""
+    """The plan with repeated text in the same documents as further targets."""
     repeats = draw_repeats(
         text,
         np.unique(plan.baseline_windows[:, 0]),
@@ -207,7 +207,7 @@ def fixed_windows(targets: TargetSet, length: int) -> np.ndarray:
 
 
 def _stepped(document: int, end: int, stop: int, length: int, step: int) -> Iterator[Window]:
-    """Windows of `length` inputs after one that ends at `end`; each counts the next `step`
+    """Windows of `length` inputs between the ends `end` and `stop`; each scores the next `step`
     outputs."""
     ends = [*range(end, stop, step), stop] if end < stop else []
     for before, here in pairwise(ends):
@@ -224,8 +224,8 @@ def sliding_windows(
     length: int,
     stride: int,
 ) -> np.ndarray:
-    """`sliding`: the last `stride` outputs count, all of the first window, and the tail with full
-    context."""
+    """`sliding`: all outputs of the first window and the last `stride` outputs of the others count;
+    the tail of a document has full context."""
     if not 1 <= stride <= length:
         raise EvaluationError(f"stride={stride} must lie between 1 and the length {length}")
     windows: list[Window] = []
@@ -241,8 +241,8 @@ def block_windows(
     length: int,
     longest: int,
 ) -> np.ndarray:
-    """`non-overlapping`: all outputs count; each document cut to a multiple of Lmax, which `length`
-    divides.
+    """`non-overlapping`: all outputs count. Each document is cut to a multiple of Lmax, which
+    `length` must divide.
     """
     if longest % length:
         raise EvaluationError(
@@ -275,7 +275,8 @@ def position_windows(
 
 
 def truncated_windows(whole: np.ndarray, length: int, span: int) -> np.ndarray:
-    """The targets of `whole` again, each seeing at most `length` tokens of its own window.
+    """Windows of the same targets as `whole`, in which each target sees at most `length` tokens of
+    its own window.
 
     Windows advance by `span`, so that a target sees between length - span + 1 and `length` tokens,
     as a fixed target does. A target among the first `length` of its window sees all tokens before

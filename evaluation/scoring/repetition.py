@@ -16,16 +16,16 @@ from data.files import canonical_hash
 from errors import EvaluationError
 from evaluation.scoring.targets import EvaluationText, draw_integer
 
-TRIES = 100  # of a replacement
+TRIES = 100  # maximum number of draws of a replacement
 
 
 @dataclass(frozen=True)
 class RepeatedTargets:
     """Groups of consecutive targets at one distance. All arrays (n,) int64.
 
-    The last `keep` tokens of text[: end] of `document` are targets. What is replaced is the earlier
-    occurrence of these tokens and of the `ngram` tokens before them, by as many tokens of document
-    `source` from `source_start` on.
+    The last `keep` tokens of text[: end] of `document` are targets. Their earlier occurrence, with
+    the `ngram` tokens before it, is replaced by as many tokens of document `source` from
+    `source_start` on.
     """
 
     ngram: int
@@ -35,7 +35,7 @@ class RepeatedTargets:
     distance: np.ndarray
     source: np.ndarray
     source_start: np.ndarray
-    spec: dict = field(repr=False)  # all that they depend on
+    spec: dict = field(repr=False)  # everything that determines the targets
 
     @property
     def hash(self) -> str:
@@ -43,7 +43,7 @@ class RepeatedTargets:
 
     @property
     def record(self) -> dict:
-        """What `targets.json` holds."""
+        """The content of `targets.json`."""
         columns = ("document", "end", "keep", "distance", "source", "source_start")
         return {**self.spec, **{name: getattr(self, name).tolist() for name in columns}}
 
@@ -53,7 +53,7 @@ class RepeatedTargets:
         return np.stack([self.document, self.end, inputs, self.keep], axis=1)
 
     def is_changed(self, length: int) -> np.ndarray:
-        """(n,) whether a window of `length` inputs holds any replaced token."""
+        """(n,) whether a window of `length` inputs contains a replaced token."""
         return self.distance <= length
 
     def target_distances(self) -> np.ndarray:
@@ -80,7 +80,7 @@ class ControlText:
         }
 
     def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
-        """As `EvaluationText.windows`; each window must end with a group of targets."""
+        """Like `EvaluationText.windows`; each window must end with a group of targets."""
         out = self.text.windows(documents, ends, inputs)
         first = int(self.text.bos_rule == "every-window")
         for row, place in zip(out, _places(documents, ends), strict=True):
@@ -109,10 +109,11 @@ def draw_repeats(
     ngram: int,
     spec: dict,
 ) -> RepeatedTargets:
-    """Draw at most `per_document` groups of at most `most` targets in each octave of distances of
-    each of the `documents`, whose earlier occurrence a window of `longest` inputs holds.
+    """Draw groups of at most `most` targets whose earlier occurrence is inside a window of
+    `longest` inputs; at most `per_document` groups in each octave of distances of each of the
+    `documents`.
 
-    Raises EvaluationError if there is none.
+    Raises EvaluationError if there are no groups.
     """
     spec = {**spec, "ngram": ngram}
     key = canonical_hash(spec)
@@ -164,7 +165,7 @@ def find_repeats(tokens: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _inside(index: np.ndarray, pieces: list[tuple[int, int]]) -> np.ndarray:
-    """(n,) whether each index is in one of the pieces (start, end), ascending."""
+    """(n,) whether each index is in one of the `pieces` (start, end), which are ascending."""
     edges = np.array(pieces, dtype=np.int64).ravel()
     return np.searchsorted(edges, index, side="right") % 2 == 1
 
@@ -176,7 +177,7 @@ def _groups(
     most: int,
 ) -> Iterator[tuple[int, int, int]]:
     """(end, keep, distance) of each run of neighboring targets at one distance: its first `most`
-    targets, fewer where they would overlap their earlier occurrence."""
+    targets, fewer if they would overlap their earlier occurrence."""
     if not len(targets):
         return
     is_new = (np.diff(targets) != 1) | (np.diff(distances) != 0)
@@ -194,8 +195,8 @@ def _replacement(
     repeated: np.ndarray,
     ngram: int,
 ) -> tuple[int, int] | None:
-    """Document and start of as many tokens as `repeated` has, in another document if there is one,
-    with none of its n-grams; None if no draw gives such text."""
+    """Document and start of a replacement: as many tokens as `repeated`, with none of its n-grams,
+    in another document if there is one; None if no draw gives such text."""
     size = len(repeated)
     grams = _grams(repeated, ngram)
     others = np.flatnonzero(text.lengths > size)  # index 0 may be BOS

@@ -3,18 +3,18 @@
 Coordinates. Every index below is an index into the *text* of a document: the stored tokens without
 EOS and
 
-- `as-trained`: exactly as stored, a leading BOS included where the store wrote one;
+- `as-trained`: exactly as stored, with the leading BOS if the store has one;
 - `none`: without any BOS;
 - `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so
   that BOS is one of the L inputs and displaces the oldest token, at every L alike.
 
-Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS is removed and is not
+Index 0 is never a target because nothing precedes it, so BOS is never one. EOS is removed and never
 a target either.
 
-Fixed targets are spans of tokens, the same for every length, method and checkpoint.
-The draw depends only on (corpus hash, tokenizer hash, longest length, span, counts, BOS rule, seed,
-excluded ranges). Its integers come from SHA-256, not from a library's generator, so library
-versions do not matter.
+Fixed targets are spans of tokens, the same for every length, method and checkpoint. The draw
+depends only on (corpus hash, tokenizer hash, longest length, span, counts, BOS rule, seed, excluded
+ranges). Its integers come from SHA-256, not from a library's generator, so they do not depend on
+library versions.
 """
 
 import hashlib
@@ -33,9 +33,8 @@ class EvaluationText:
     """The documents of `store` (`.n_documents .lengths .has_bos .has_eos .document(i)`) under
     `bos_rule`.
 
-    `excluded`: ranges in which no token is a target, rows (document, first token, last token) as
-    stored, ascending and not overlapping. Raises EvaluationError for `every-window` without a BOS
-    id.
+    `excluded`: ranges without targets, rows (document, first token, last token) of stored tokens,
+    ascending and not overlapping. Raises EvaluationError for `every-window` without a BOS id.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class EvaluationText:
             raise EvaluationError(
                 "bos=every-window needs a tokenizer with a BOS token; use bos=as-trained or none"
             )
-        self.bos_id = -1 if bos_id is None else bos_id  # read under every-window only
+        self.bos_id = -1 if bos_id is None else bos_id  # used under every-window only
         # Text index = stored index - shift.
         self.shift = 0
         if bos_rule == "none" and store.has_bos:
@@ -125,7 +124,7 @@ class EvaluationText:
 @dataclass(frozen=True)
 class TargetSet:
     """Spans of `span` target tokens: text [end - span, end) of `document`; sorted by (document,
-    end). `content`: the spans and all that they depend on."""
+    end). `content`: the spans and everything that determines them."""
 
     span: int  # K
     document: np.ndarray  # (n_spans,) int64
@@ -134,7 +133,7 @@ class TargetSet:
 
     @property
     def record(self) -> dict:
-        """What `targets.json` holds."""
+        """The content of `targets.json`."""
         return {"format": 1, "hash": self.hash, **self.content}
 
     @cached_property
@@ -153,14 +152,14 @@ def targets_of(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
-    """Text tokens a document must have: Lmax + 1 up to the first span's end, and room for the other
-    spans."""
+    """Number of text tokens that a document must have: Lmax + 1 up to the first span's end, and
+    room for the other spans."""
     return longest + 1 + (spans_per_document - 1) * span
 
 
 def reaches(text: EvaluationText, span: int, spans_per_document: int) -> np.ndarray:
-    """The longest length for which each document has room, (n_documents,): less than `span` if
-    there is none.
+    """The longest length for which each document has room, (n_documents,); less than `span` if it
+    has room for none.
 
     It is the number of tokens before the spans if they are packed at the end, outside excluded
     ranges.
@@ -192,7 +191,7 @@ def draw_targets(
     """Draw equally many disjoint spans, outside excluded stretches, in each of at most `documents`
     documents.
 
-    Raises EvaluationError (how many documents there are, the longest usable length) where fewer
+    Raises EvaluationError, with the number of documents and the longest usable length, if fewer
     than `least_documents` have room.
     """
     corpus = text.store.hash
@@ -231,7 +230,7 @@ def draw_targets(
             ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
             moved.append(d)
         pairs += [[d, end] for end in ends]
-    # the excluded ranges of documents in which spans had to avoid them
+    # excluded ranges of the documents whose spans had to avoid them
     if excluded := text.excluded_in(moved):
         spec["excluded"] = excluded
     document, end = np.array(pairs, dtype=np.int64).T
@@ -243,8 +242,9 @@ def shorten_lengths(
     lengths: Sequence[int],
     least_documents: int,
 ) -> tuple[list[int], str]:
-    """Drop lengths from the top, except for the shortest one, until `least_documents` documents
-    have `room` (n_documents,); returns them and a sentence ('' if none)."""
+    """Drop the longest lengths, but never the shortest one, until `least_documents` documents have
+    `room` (n_documents,) for the rest. Returns the remaining lengths and a sentence about the drop
+    ('' if none)."""
     shortest, *longer = sorted(lengths)
     counts = {n: int((room >= n).sum()) for n in longer}
     kept = [shortest, *(n for n in longer if counts[n] >= least_documents)]
@@ -267,10 +267,10 @@ def draw_documents(
     fix: str = "",
 ) -> np.ndarray:
     """Draw at most `limit` of the documents whose `room` (n_documents,) is at least `longest`, with
-    `key` as the seed. Returns their numbers, ascending.
+    `key` as the seed. Returns their indices, ascending.
 
-    Raises EvaluationError, with the longest usable length, if they are fewer than `least`. `need`:
-    what a document must have.
+    Raises EvaluationError, with the longest usable length, if fewer than `least` documents qualify.
+    `need`: what a document must have, for this error.
     """
     eligible = np.flatnonzero(room >= longest).tolist()
     if len(eligible) < least:
@@ -295,14 +295,15 @@ def _disjoint_ends(
     """Ends of `count` disjoint spans inside `pieces` (start, end), ascending, every placement
     equally likely.
 
-    `first`: the smallest start a span can have; draws are numbered by their distance from it.
+    `first`: the smallest start of a span; draws are numbered by the distance of their piece from
+    it.
     """
 
     def ways(size: int, spans: int) -> int:
         slack = size - spans * span
         return math.comb(slack + spans, spans) if slack >= 0 else 0
 
-    # after[i][n]: the ways to place n spans in pieces[i:].
+    # after[i][n]: number of ways to place n spans in pieces[i:].
     after = [[1] + [0] * count]
     for start, end in reversed(pieces):
         own = [ways(end - start, n) for n in range(count + 1)]
@@ -338,7 +339,7 @@ def _distinct(key: str, population: int, count: int, offset: int) -> set[int]:
 
 
 def draw_integer(key: str, purpose: str, index: int) -> int:
-    """A 128-bit integer that depends on its arguments alone; reduced modulo n its bias is below n /
+    """A 128-bit integer that depends only on the arguments. Reduced modulo n, its bias is below n /
     2^128."""
     digest = hashlib.sha256(f"{key}|{purpose}|{index}".encode()).digest()
     return int.from_bytes(digest[:16], "big")

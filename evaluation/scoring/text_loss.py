@@ -1,5 +1,5 @@
-"""Loss of text of one checkpoint under every method at every length, on the same targets: one NLL
-for each target, in batches of windows, in chunks through the cache."""
+"""Loss of text of one checkpoint under every method at every length, on the same targets. Computes
+one NLL for each target, in batches of windows, in chunks through the cache."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,7 @@ from model import ContextShard, ModelError, TokenPositions, Transformer
 from model.devices import to_device
 from model.sharding import is_broken_link
 
-UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
+UNIGRAM_TOKENS = 50_000_000  # enough for four digits of every frequent token's share
 PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with half precision
 
 SAMPLE = "float32 sample"  # role of a cell for the precision of half-precision models
@@ -39,25 +39,25 @@ Losses = dict[MethodAndLength, np.ndarray]
 
 
 class LossMeasurement(Measurement):
-    """The targets of one run, and their loss under every method at every length. Raises
+    """The targets of one run and their loss under every method at every length. Raises
     EvaluationError for invalid settings.
 
     An interrupted `run` keeps every finished cell and the finished part of the current one. With
-    several `ranks` all of them must call it; each measures its share and all return the same
+    several `ranks`, all of them must call it; each measures its share and all return the same
     numbers.
 
     Attributes:
-        nll: by (method, length), of every target (n,): those of `plan` in their order, without
-            those that `screening` drops.
-        document, unit: of every target (n,); `units` are those of all documents of the corpus, and
-            `unit_names` their names.
-        baseline_nll: as trained, of every target with the context truncated to L0: the baseline of
-            every net gain.
+        nll: by (method, length), NLL of every target (n,), in the order of `plan` and without the
+            targets that `screening` drops.
+        document, unit: document and unit of every target (n,). `units`: the unit of every document
+            of the corpus; `unit_names`: names of the units.
+        baseline_nll: NLL as trained of every target (n,), with the context truncated to L0: the
+            baseline of every net gain.
         unigram: NLL of every target under a unigram model.
-        n_bytes: of the targets' text.
-        repeated, control: as `nll`, of the plan's repeated targets, and after their earlier
-            occurrence was replaced.
-        left_out: built-in methods that do not apply, and why.
+        n_bytes: number of bytes of the targets' text.
+        repeated, control: like `nll`, for the plan's repeated targets, before and after their
+            earlier occurrence was replaced.
+        left_out: built-in methods that do not apply, with the reason.
     """
 
     settings: EvaluationSettings
@@ -126,7 +126,7 @@ class LossMeasurement(Measurement):
                 out.append(self._cell(method, length, few, {"sample": PRECISION_SAMPLE}, SAMPLE))
             if plan.repeats is not None:
                 repeated = plan.repeats.windows(length)
-                # those that hold a replaced token
+                # windows that contain a replaced token
                 changed = repeated[plan.repeats.is_changed(length)]
                 for role, each in {REPEATED: repeated, CONTROL: changed}.items():
                     if len(each):
@@ -143,7 +143,7 @@ class LossMeasurement(Measurement):
     def _cell(
         self, method: Method, length: int, windows: np.ndarray, more: dict, role: str = ""
     ) -> EvaluationCell:
-        """A cell; its key has `more`."""
+        """A cell whose key includes `more`."""
         key = self.key(method, length, "float32" if role == SAMPLE else None)
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol} | more
         if self.plan.protocol == "sliding":
@@ -166,11 +166,11 @@ class LossMeasurement(Measurement):
         batch: int,
         advance: Advance,
     ) -> np.ndarray:
-        """Score the windows of this rank or of its context group, and gather those of the others;
-        progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
-        the result is bitwise equal for any number of them."""
+        """Score the windows of this rank or of its context group, and gather the losses of the
+        others. Progress is estimated from this rank. Batch b belongs to group b mod (number of
+        groups), so the result is bitwise equal for any number of groups."""
         ranks = self.ranks
-        # of an earlier call, NaN where there are none
+        # losses from an earlier call; NaN for targets not scored yet
         known = ranks.from_main(lambda: self.store.load_partial(cell))
         if known is None:
             known = np.full(cell.windows[:, 3].sum(), np.nan)
@@ -227,8 +227,8 @@ class LossMeasurement(Measurement):
         return merge_ranks(list(parts))
 
     def run(self) -> Self:
-        """Measure; drop the screened targets, add the precision of HALF, the truncation and the
-        unigram baseline."""
+        """Measure the cells, drop the screened targets, and add the rounding error of HALF,
+        `truncate` and the unigram baseline."""
         super().run()
         plan = self.plan
         whole = self.values_by_role[""]
@@ -266,7 +266,7 @@ class LossMeasurement(Measurement):
         return self
 
     def _add_truncated(self, losses: Losses) -> None:
-        """Add `truncate`, whose losses are those as trained at the trained length."""
+        """Add `truncate`, whose losses equal the losses as trained at the trained length."""
         baseline = losses.get((TRAINED, self.subject.trained_length))
         if baseline is not None and any(method.truncates for method in self.methods):
             losses |= {(TRUNCATE, length): baseline for length in self.plan.lengths}
@@ -278,7 +278,7 @@ class LossMeasurement(Measurement):
             control = nll.copy()
             if changed.any():
                 if where not in self.values_by_role[CONTROL]:
-                    continue  # it has failed
+                    continue  # the control cell has failed
                 control[changed] = self.values_by_role[CONTROL][where]
             self.repeated[where] = nll
             self.control[where] = control
@@ -289,7 +289,7 @@ class LossMeasurement(Measurement):
 class ModelScorer:
     """NLL in nats of the last `keep` tokens of each window under `model`, float64 (n, keep).
 
-    `length` is the declared sequence length (it sets `factor: auto`); None: that of the
+    `length` is the declared sequence length (it sets `factor: auto`); None: the length of the
     inputs. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the
     last layer's queries run only at targets.
 
@@ -312,8 +312,8 @@ class ModelScorer:
         self.chunk = chunk
         self.length = length
 
-    # no_grad and not inference_mode: a table that grows here is used again by a training step of
-    # the same model.
+    # no_grad and not inference_mode: tables that grow here are used again by training steps of the
+    # same model.
     @torch.no_grad()
     def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
         tokens = to_device(torch.from_numpy(windows), self.device)
@@ -339,7 +339,7 @@ class ModelScorer:
         nll = torch.zeros(rows, keep, dtype=torch.float64, device=device)
         for start in range(0, inputs, self.chunk):
             stop = min(inputs, start + self.chunk)
-            here = max(0, stop - max(start, inputs - keep))  # outputs of this chunk that count
+            here = max(0, stop - max(start, inputs - keep))  # number of scored outputs
             places = TokenPositions.plain(
                 stop - start,
                 offset=start,
@@ -367,7 +367,7 @@ class ModelScorer:
             device=device,
         )
         index = shard.select(torch.arange(inputs, device=device)[None])[0]
-        counted = index[index >= inputs - keep]  # the last of this process's tokens
+        counted = index[index >= inputs - keep]  # the last tokens of this process
         targets = shard.select(tokens[:, 1:])[:, len(index) - len(counted) :]
         nll = self.model(
             shard.select(tokens[:, :-1]),
@@ -383,7 +383,7 @@ class ModelScorer:
             device=device,
         )
         whole[:, counted - (inputs - keep)] = nll.double()
-        return shard.sum(whole)  # of one loss and zeros: exact
+        return shard.sum(whole)  # exact: sums of one loss and zeros
 
 
 def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
@@ -397,7 +397,7 @@ def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def merge_ranks(parts: list[np.ndarray]) -> np.ndarray:
-    """Merge the vectors of the ranks: every target is owned by exactly one of them."""
+    """Merge the vectors of the ranks; every target belongs to exactly one rank."""
     stacked = np.stack(parts)
     owned = ~np.isnan(stacked)
     if not (owned.sum(axis=0) == 1).all():
@@ -426,7 +426,7 @@ def unigram_nll(train, targets: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def spread(n: int, count: int) -> np.ndarray:
-    """At most `count` of n windows, evenly spread: their indices."""
+    """Indices of at most `count` of n windows, evenly spread."""
     return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
 
@@ -444,11 +444,11 @@ def raw_bytes(
     text: EvaluationText,
     tokenizer,
 ) -> int | None:
-    """Raw bytes of the targets with these token `ids`, each at this `index` of the text of its
-    document, without what the tokenizer inserts before a text.
+    """Number of raw bytes of the targets with these token `ids`, each at this `index` of its
+    document's text, without bytes that the tokenizer inserts before a text.
 
-    None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per
-    byte would be wrong.
+    None if an id has no bytes, or if the bytes of a document's tokens differ from its raw text:
+    bits per byte would be wrong.
     """
     size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
     for document in np.unique(documents).tolist():

@@ -1,11 +1,11 @@
-"""Intervals of means over targets or items, with the units that they come from as the sample.
+"""Intervals of means over targets or items, with the units of the targets or items as the sample.
 
-A unit is a document, or a cluster where the corpus defines clusters. Values of one checkpoint are
-unit means (D,): the intervals describe this checkpoint on such documents. Values of a scheme are
-unit means of each training seed (S, D): seeds and units are both samples, so both variances count;
-a bootstrap over documents alone covers 22 to 31% where seeds dominate. The estimator is the mean
-over targets, `fixed_target_loss.ratio`. With fewer than 6 units, or fewer than 3 seeds of a scheme,
-only point estimates are reported.
+A unit is a document, or a cluster if the corpus defines clusters. Values of one checkpoint are unit
+means (D,): the intervals describe this checkpoint on similar documents. Values of a scheme are unit
+means of each training seed (S, D): seeds and units are both samples, so both variances count. A
+bootstrap over documents alone covers only 22 to 31% if the variance of the seeds dominates. The
+estimator is the mean over targets, `fixed_target_loss.ratio`. With fewer than 6 units, or fewer
+than 3 seeds of a scheme, only point estimates are reported.
 """
 
 import math
@@ -19,8 +19,8 @@ from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import EvaluationError
 from evaluation.fixed_target_loss import half_width, ratio
 
-CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
-FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family
+CLAIM_SEEDS = 3  # fewer seeds per scheme give point estimates only
+FAMILY_POWER = 4 / 3  # power of the shares of V in the degrees of freedom of a family
 
 
 class MeanInterval(NamedTuple):
@@ -31,13 +31,13 @@ class MeanInterval(NamedTuple):
     low: float
     high: float
     units: int
-    seeds: str  # `4 and 3`: of each scheme, where training seeds are a sample too
+    seeds: str  # `4 and 3`: numbers of training seeds of each scheme, if seeds are a sample too
     family: int
-    level: float  # of all intervals of the family together
+    level: float  # simultaneous level of all intervals of the family
 
 
 def unit_counts(unit: np.ndarray) -> np.ndarray:
-    """How often each unit occurs in `unit` (n,), ascending: (D,)."""
+    """Number of times that each unit occurs in `unit` (n,), units ascending: (D,)."""
     return np.unique(unit, return_counts=True)[1]
 
 
@@ -48,7 +48,7 @@ def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 
 def seed_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(S,) mean over the targets of each seed of `values` (S, D)."""
+    """(S,) the mean of each seed over all targets, from its unit means `values` (S, D)."""
     return values @ counts / counts.sum()
 
 
@@ -70,7 +70,8 @@ def interval(
         values: unit means (D,) of one checkpoint, or (S, D) of one scheme, such as differences that
             are paired within each seed and unit.
         counts: (D,) targets of each unit.
-        minus: (S_B, D) of another scheme on the same units, to subtract; seeds need not correspond.
+        minus: (S_B, D) unit means of another scheme on the same units, to subtract; seeds need not
+            correspond.
     """
     schemes = [each for each in (values, minus) if each is not None]
     units = len(counts)
@@ -100,10 +101,10 @@ def half_width_of_sum(
 ) -> float:
     """t(df)·√V for the sum V of independent variances. df = 1 / Σ wᵖ/dfᵢ over the shares w of V.
 
-    p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest variance
-    happens to be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds
+    p = 2 is Welch-Satterthwaite. It has too many degrees of freedom if the estimate of the largest
+    variance happens to be small, which matters in the far tail of a family: 6 schemes of 3 seeds
     with unequal variances have a simultaneous coverage of 89 to 95% at a nominal 95%. p = 4/3 gives
-    94 to 98%, ends 0 to 30% wider.
+    94 to 98%, with intervals 0 to 30% wider.
 
     Args:
         parts: each variance, with the degrees of freedom of its estimate.
@@ -128,7 +129,7 @@ def interval_over_units(
 
 
 def interval_columns(name: str, mean: MeanInterval | None) -> dict[str, float | None]:
-    """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
+    """`name`, `name_low` and `name_high` of an interval; None for missing ones."""
     value, low, high = (None, None, None) if mean is None else mean[:3]
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
@@ -145,7 +146,7 @@ def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> 
 def wilson(hits: float, n: int, *, alpha: float = 0.05, n_eff: float) -> tuple[float, float]:
     """(low, high) by Wilson's score interval (1927), `n_eff` in place of n for dependent items.
 
-    The ends lie in [0, 1] and exist for 0 and for n hits too.
+    The ends lie in [0, 1] and are defined for 0 and for n hits too.
     """
     share = hits / n
     z = NormalDist().inv_cdf(1 - alpha / 2)
@@ -165,7 +166,7 @@ def effective(hits: np.ndarray, items: np.ndarray) -> float:
 
     `hits`, `items` (haystacks,): right answers and questions of each haystack. V is the variance of
     the share with haystacks as the sample. If all answers are correct, or all wrong, V is undefined
-    and each haystack counts once, the lower bound.
+    and the number of haystacks, a lower bound, is returned.
     """
     n = float(items.sum())
     haystacks = len(items)

@@ -1,5 +1,6 @@
-"""Rows of the table of results of losses: levels, changes with their verdicts, context reach,
-differences, read gains; from results.json of one checkpoint, or of each training seed of a scheme.
+"""Rows of the table of results for losses: levels, changes with their verdicts, context reach,
+differences and read gains. They come from results.json of one checkpoint, or of each training seed
+of a scheme.
 
 All numbers are paired differences on the same targets. The reference is the checkpoint as trained
 at its trained length L0, also for methods: a method that is bad at L0 could otherwise appear to
@@ -24,22 +25,24 @@ HELD = "held"
 BROKEN = "broken"
 INCONCLUSIVE = "inconclusive"
 POINTS_ONLY = "points only"
-UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
-PRECISION = 0.1  # share of the tolerance that half precision may be off for a verdict
-ROUNDING = [f"{half}_minus_float32" for half in HALF]  # of a cell of results.json
-UNMEASURED = {"failure": "not measured for every seed", "exists": True}  # a cell that is missing
+# Nats; a model whose loss is not at least this far below a unigram model's is undertrained.
+UNDERTRAINED = 0.5
+# A verdict requires the error of half precision to be below this share of the tolerance.
+PRECISION = 0.1
+ROUNDING = [f"{half}_minus_float32" for half in HALF]  # keys of a cell of results.json
+UNMEASURED = {"failure": "not measured for every seed", "exists": True}  # stands for a missing cell
 
 
 @dataclass(frozen=True)
 class VerdictRules:
-    """How changes are judged.
+    """The rules by which changes are judged.
 
     Attributes:
-        tolerance: in nats.
+        tolerance: tolerance of loss increases in nats.
         counts: (D,) targets of each unit.
-        alpha: of intervals; simultaneous over `family` for changes.
-        has_learned: False for an undertrained model. Its loss holds at any length, so it gets
-            neither "held" nor a context reach.
+        alpha: error probability of intervals; simultaneous over `family` for changes.
+        has_learned: False for an undertrained model. The loss of such a model holds at any length,
+            so it gets neither "held" nor a context reach.
         is_precise: False for numbers with rounding errors, which are neither held nor broken.
     """
 
@@ -52,7 +55,7 @@ class VerdictRules:
     is_precise: bool = True
 
     def interval(self, values: np.ndarray, family: int = 1) -> MeanInterval:
-        """Of the mean over targets, simultaneous over `family`."""
+        """The interval of the mean over targets, simultaneous over `family`."""
         return interval(values, self.counts, alpha=self.alpha, family=family)
 
     def upper(self, values: np.ndarray, tests: int = 1) -> float:
@@ -65,12 +68,11 @@ class VariantLosses:
     """The NLL of one variant on the same targets at every length.
 
     Attributes:
-        nll: by length, ascending: mean of each unit, (D,) of one checkpoint, or (S, D) of each
-            seed.
-        baseline_nll: as `nll`, of the same checkpoints as trained, at L0.
+        nll: by length, ascending: means of units, (D,) for one checkpoint, or (S, D) for seeds.
+        baseline_nll: like `nll`, for the same checkpoints as trained, at L0.
         seeds: names of the S seeds.
-        no_number_because: the reason of each length without a number.
-        failed_lengths: those of them that could have been measured.
+        no_number_because: for each length without a number, the reason.
+        failed_lengths: lengths without a number that could have been measured.
         notes: the scheme as evaluated, by length.
         more: further metrics, by length.
     """
@@ -84,16 +86,16 @@ class VariantLosses:
     more: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def is_absent(self, length: int) -> bool:
-        """Whether the length cannot be measured, as where positions end."""
+        """Whether the length cannot be measured, for example because positions end."""
         return length in self.no_number_because and length not in self.failed_lengths
 
 
 def variant_losses(results: Sequence[VariantResult], lengths: Sequence[int]) -> VariantLosses:
-    """The losses of a variant: of one checkpoint, or of the seeds that were measured as trained at
+    """The losses of a variant: of one checkpoint, or of all seeds that were measured as trained at
     the trained length.
 
-    If one seed has no number at a length, because it failed or was not measured, the others are
-    dropped too: a mean over the successful seeds only would be biased.
+    If one seed has no number at a length, because it failed or was not measured, the length has no
+    number: a mean over the successful seeds only would be biased.
     """
     is_sample = any(each.seed for each in results)
     baselines = [baseline_of(each.record) for each in results]
@@ -147,7 +149,7 @@ def baseline_of(record: dict) -> list[float] | None:
 
 
 def _stacked(units: Sequence[Sequence[float]], is_sample: bool) -> np.ndarray:
-    """(S, D) means of units of each seed, or (D,) of one checkpoint."""
+    """Means of units: (S, D) for seeds, or (D,) for one checkpoint."""
     values = np.array(units, dtype=np.float64)
     return values if is_sample else values[0]
 
@@ -167,14 +169,15 @@ def rounding(results: Sequence[VariantResult]) -> float:
 
 def is_undertrained(baseline_nll: float | None, unigram_nll: float | None) -> bool:
     """Whether a model with the NLL `baseline_nll` at its trained length is hardly better than a
-    unigram model on the same targets; False where one of the two is unknown."""
+    unigram model on the same targets; False if one of the two losses is unknown."""
     if baseline_nll is None or unigram_nll is None:
         return False
     return baseline_nll > unigram_nll - UNDERTRAINED
 
 
 def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
-    """NLL, gain over truncation and further metrics at every length, or why there is none."""
+    """NLL, gain over truncation and further metrics at every length, or the reason why they are
+    missing."""
     for length in sorted({*losses.nll, *losses.no_number_because}):
         if length in losses.no_number_because:
             yield row_of(
@@ -210,13 +213,14 @@ def seed_rows(
 
 
 def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
-    """The change at every length, with verdicts beyond L0, and how far the variant held.
+    """The change at every length, with verdicts beyond L0, and the lengths up to which the variant
+    held.
 
     broken: the lower bound, simultaneous over the family, exceeds the tolerance. held: the
-    one-sided 97.5% upper bound is below it at this and at every shorter length of the grid from L0
-    on; no length is held beyond one that failed. Otherwise inconclusive: held is never inferred
-    from "not broken". Metrics: `delta` with its verdict, `delta_upper_one_sided`, and for all
-    lengths `held_to` and `break_point`.
+    one-sided 97.5% upper bound is below the tolerance at this and at every shorter length of the
+    grid from L0 on; no length is held beyond a length that failed. Otherwise inconclusive: held is
+    never inferred from "not broken". Metrics: `delta` with its verdict, `delta_upper_one_sided`,
+    and for all lengths `held_to` and `break_point`.
     """
     words = {}
     holding = rules.is_precise and rules.has_learned
@@ -254,13 +258,13 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
     more context helps.
 
     context_reach: the smallest length L such that every longer context is shown to gain less than
-    the tolerance; NaN if there is none. The gain of each L′ > L over the best context up to L is
-    shown to be less if its one-sided 97.5% upper bound is, for any l <= L and by Bonferroni over
-    them. L′ are tested from the longest downwards, and testing stops at the first failure, or at a
-    length that could not be measured.
+    the tolerance; NaN if there is none. The gain at L′ counts as small if, for at least one l ≤ L,
+    the upper bound of NLL(l) − NLL(L′) is below the tolerance; bounds are one-sided at 97.5%,
+    Bonferroni-corrected over the l. L′ are tested from the longest downwards, and testing stops at
+    the first failure, or at a length that could not be measured.
 
-    gain_shown_to: the longest length that is better than every shorter one: the lower bounds over
-    all l < L are positive, by Bonferroni over the grid.
+    gain_shown_to: the longest length L that is better than every shorter length: the lower bounds
+    of the gains over all l < L are positive, Bonferroni-corrected over the grid.
     """
     lengths = list(losses.nll)
     if len(lengths) < 2:
@@ -276,7 +280,7 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         step = gain(shorter, longer) / math.log2(longer / shorter)
         yield row_of(variant, "gain_per_doubling", rules.interval(step), longer)
     if not rules.has_learned or math.isnan(upper(lengths[0], lengths[1], 1)):
-        return  # or too few units or seeds for any bound
+        return  # undertrained, or too few units or seeds for bounds
     reach = math.nan
     for n in range(len(lengths) - 1, 0, -1):
         up_to = lengths[:n]
@@ -306,8 +310,8 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
 def repeated_rows(
     variant: str, results: Sequence[VariantResult], rules: VerdictRules, targets: str | None
 ) -> Iterator[ResultRow]:
-    """NLL and read gain of repeated text by length and distance, of the results on the targets with
-    this hash. One checkpoint has no read gain where nothing is readable."""
+    """NLL and read gain of repeated text by length and distance, from the results on the `targets`
+    with this hash. A single checkpoint has no read gain if no target is readable."""
     by_place: dict[tuple, list[dict]] = defaultdict(list)
     is_sample = any(each.seed for each in results)
     for each in results:

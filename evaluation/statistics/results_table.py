@@ -14,7 +14,7 @@ from evaluation.statistics.intervals import MeanInterval
 
 
 def number(value: float | None) -> float:
-    """NaN for a number that does not exist, which JSON has as null."""
+    """A number from JSON; NaN for null, a missing number."""
     return math.nan if value is None else value
 
 
@@ -22,17 +22,18 @@ class ResultRow(NamedTuple):
     """One number.
 
     Attributes:
-        variant: the row of a report: a method, a run, or a scheme of a study under a method.
+        variant: what a report compares: a method, a run, or a scheme of a study under a method.
         length: number of input tokens; None for a metric of all lengths.
         where: the part of the text or model: `layer 1, head 2`, `greedy`.
-        at, until: the place within it: a depth, or positions or distances from `at` to before
-            `until`.
+        at, until: the place within that part: a depth, or positions or distances from `at` to
+            before `until`.
         seed: '' for all seeds, or for an evaluation of one run.
-        low, high: ends of the interval; NaN where there is none.
-        verdict: held, broken, inconclusive or points only; compared with chance for accuracies.
-        note: why there is no number, or how it was computed.
+        low, high: ends of the interval; NaN without an interval.
+        verdict: held, broken, inconclusive or points only; for accuracies, the comparison with
+            chance.
+        note: why the number is missing, or how it was computed.
         seeds, units: sizes of the sample; `family`: number of simultaneous intervals.
-        level: of the intervals of the whole family together.
+        level: simultaneous level of all intervals of the family.
     """
 
     variant: str
@@ -54,18 +55,18 @@ class ResultRow(NamedTuple):
 
     @property
     def key(self) -> tuple:
-        """What sets it apart from other rows."""
+        """The columns that distinguish this row from others."""
         return (self.variant, self.metric, self.length, self.where, self.at, self.seed)
 
     @property
     def inputs(self) -> int:
-        """`length`, of a row that has one."""
+        """`length`; the row must have one."""
         assert self.length is not None
         return self.length
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """`at` and `until`, of a row that has both."""
+        """`at` and `until`; the row must have both."""
         assert self.at is not None
         assert self.until is not None
         return self.at, self.until
@@ -115,6 +116,6 @@ def select_one(
     variant: str,
     length: int | None = None,
 ) -> ResultRow | None:
-    """The row over all seeds, of a length or of all lengths; None if there is none."""
+    """The row over all seeds, for a length or for all lengths; None if it is missing."""
     rows = (row for row in select(table, metric, variant) if row.length == length)
     return next(rows, None)

@@ -20,13 +20,13 @@ from evaluation.evaluation_settings import TaskEvaluationSettings
 
 class ItemTokens(NamedTuple):
     """Items as a model reads them. An item in text has C candidates with the same number of tokens,
-    the correct one first; an item on symbols has one, which is all of it.
+    the correct one first; an item on symbols has one, which is the whole item.
 
     Attributes:
-        prompts: of each item, the tokens that are read once, before all candidates.
-        inputs: (C, A) int64 of each item, the tokens that are read of each candidate.
-        targets: of each item, the tokens predicted by the end of the prompt and by the inputs,
-            (C, A + 1), or (C, A) without a prompt; IGNORED where none is to be predicted.
+        prompts: for each item, the tokens that are read once, before all candidates.
+        inputs: for each item, the tokens that are read for each candidate, (C, A) int64.
+        targets: for each item, the tokens predicted at the end of the prompt and at the inputs, (C,
+            A + 1), or (C, A) without a prompt; IGNORED at tokens without a target.
         placed: positions of the inputs; None: 0, 1, 2, ...
     """
 
@@ -37,7 +37,7 @@ class ItemTokens(NamedTuple):
 
 
 def text_tokens(items: Sequence[TaskItem], bos: int | None) -> ItemTokens:
-    """Items in text, of which the prompt is shared by the candidates."""
+    """The tokens of items in text; the candidates of an item share its prompt."""
     begin = [] if bos is None else [bos]
     prompts = [np.array([*begin, *item.prompt]) for item in items]
     candidates = [np.array([item.answer, *item.others]) for item in items]
@@ -45,7 +45,7 @@ def text_tokens(items: Sequence[TaskItem], bos: int | None) -> ItemTokens:
 
 
 def symbol_tokens(rows: ItemRows, placed: PositionedTokens) -> ItemTokens:
-    """Items on symbols, of which every answer is a target."""
+    """The tokens of items on symbols; every answer is a target."""
     return ItemTokens(rows.inputs[:, :0], rows.inputs[:, None], rows.targets[:, None], placed)
 
 
@@ -54,10 +54,10 @@ class DrawnLength:
     """The items of one length.
 
     Attributes:
-        tokens: of the items, in their order.
-        inputs: that the longest item has, a leading BOS among them: the declared length.
-        positions: that it requires.
-        hash: of everything that determines the scores; only results with equal hashes are
+        tokens: tokens of the items, in their order.
+        inputs: number of inputs of the longest item, including a leading BOS: the declared length.
+        positions: number of positions that the items require.
+        hash: hash of everything that determines the scores; only results with equal hashes are
             comparable.
         chance: mean accuracy of uniform guesses.
         shortest: length of the shortest problems on symbols.
@@ -76,12 +76,13 @@ class DrawnItems:
     """All items of an evaluation.
 
     Attributes:
-        task: as it is evaluated.
-        lengths: by input tokens, or by the longest problems of a task on symbols.
+        task: the task as evaluated.
+        lengths: items of each length, by number of input tokens, or by the length of the longest
+            problems for a task on symbols.
         bos: whether items begin with BOS.
         vocab_size: number of ids of the tokenizer.
-        unit: (n,) the haystack of each item, or the item itself without haystacks, as `unit_kind`
-            states.
+        unit: (n,) the haystack of each item, or without haystacks the item itself; `unit_kind`
+            names which.
         depth: (n,) index of the item's depth in `depths`; empty on symbols.
     """
 
@@ -101,7 +102,8 @@ class DrawnItems:
 
     @property
     def in_text(self) -> bool:
-        """Whether items have candidates that are compared, and a beginning that can be cut."""
+        """Whether the task is in text: items have candidates to compare and a beginning that can be
+        cut."""
         return not isinstance(self.task, SymbolTask)
 
     @property
@@ -190,10 +192,10 @@ def draw_symbols(
     data: GeneratedData,
     positions: PlainPositions,
 ) -> DrawnItems:
-    """The items of a task on symbols, of a model that was trained on `data`, at the `positions` of
-    its training where the settings ask for them.
+    """The items of a task on symbols for a model trained on `data`, at the `positions` of its
+    training if the settings select them.
 
-    Raises EvaluationError for a length without problems, another vocabulary than that of `data`, or
+    Raises EvaluationError for a length without problems, a vocabulary other than that of `data`, or
     positions that do not reach the length.
     """
     trained = data.source
@@ -225,7 +227,7 @@ def draw_symbols(
             inputs=rows.inputs.shape[1],
             positions=placed.position_end,
             hash=sha256_of(b"".join(array.tobytes() for array in arrays)),
-            # the place of `<end>` is no guess
+            # the place of `<end>` is not guessed
             chance=float(np.mean(float(task.choices) ** -symbols.sum(axis=1))),
             shortest=shortest,
         )

@@ -1,7 +1,7 @@
 """Accuracy by length and depth, each with an interval.
 
-In text, accuracy per length is averaged over depth: the share of right items, with the interval
-over haystacks, simultaneous over all methods and lengths. Where every haystack has the same share,
+In text, accuracy per length is averaged over depth: the share of correct items, with an interval
+over haystacks, simultaneous over all methods and lengths. If every haystack has the same share,
 this interval has no width and is replaced by Wilson's interval with haystacks as items. On symbols,
 intervals of exact match are Wilson's. Cells by depth have individual Wilson intervals, not
 simultaneous.
@@ -27,8 +27,8 @@ UNDECIDED = "not distinguishable from chance"
 
 
 def analyse_tasks(measurement: TaskMeasurement) -> dict[str, list[dict]]:
-    """Cells of results.json: of each method and length (`cells`), and in text of each depth of the
-    answer (`by_depth`)."""
+    """Cells of results.json: for each method and length (`cells`), and in text for each depth of
+    the answer (`by_depth`)."""
     cells = {"cells": [_cell(measurement, *where) for where in measurement.answers]}
     if measurement.drawn.in_text:
         cells["by_depth"] = [
@@ -70,7 +70,7 @@ def _cell(measurement: TaskMeasurement, method: str, length: int) -> dict:
 
 
 def against(low: float, high: float, chance: float) -> str:
-    """What an interval says about chance."""
+    """The verdict of an interval against chance."""
     if math.isnan(low):
         return "point estimate"
     if low > chance:
@@ -98,8 +98,8 @@ def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> dict:
 
 
 def unit_interval(hits: np.ndarray, unit: np.ndarray, alpha: float) -> tuple[float, float]:
-    """Ends of the interval of the share of `hits` (n,) over units `unit` (n,), within 0 and 1; NaN
-    with too few units."""
+    """Ends of the interval over units of the share of `hits` (n,), whose units are `unit` (n,);
+    within 0 and 1, NaN with too few units."""
     mean = interval_over_units(hits, unit, alpha=alpha)
     ends = (mean.low, mean.high)
     if np.ptp(unit_means(hits, unit)) == 0 and not math.isnan(mean.low):

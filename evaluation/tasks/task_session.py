@@ -1,8 +1,8 @@
-"""Answers of one checkpoint to the items of one task, under every method at every length; no cell
+"""Answers of one checkpoint to the items of one task, under every method at every length. No cell
 is computed twice.
 
-Exact match is teacher-forced: every token of the answer is the argmax after the previous ones,
-which is what greedy decoding generates.
+Exact match is teacher-forced: every token of the answer is the argmax given the tokens before it,
+which is equivalent to greedy decoding.
 """
 
 import copy
@@ -52,15 +52,15 @@ def score_items(
     chunk: int = 4096,
     vocab_size: int | None = None,
 ) -> Iterator[BatchScores]:
-    """The scores of all items, in batches of one shape each.
+    """The scores of all items, in batches of items of equal shape.
 
     Args:
         length: declared length of all items.
-        batch: items of one pass.
-        cut: number of last inputs that are read.
+        batch: maximum number of items in one pass.
+        cut: read only the last `cut` inputs; None: all.
         chunk: longer prompts are prefilled in chunks of this many tokens.
-        vocab_size: number of ids of the tokenizer; greedy decoding never generates further rows of
-            the embedding.
+        vocab_size: number of ids of the tokenizer; greedy decoding never generates ids of further
+            rows of the embedding.
     """
     shapes = [
         (len(prompt), *x.shape) for prompt, x in zip(items.prompts, items.inputs, strict=True)
@@ -98,7 +98,7 @@ def score_batch(
     chunk: int,
     vocab_size: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """`nll` and `hits` of `BatchScores`, from prompts (b, P), and inputs (b, C, A) at `places`. A
+    """`nll` and `hits` of `BatchScores`, from prompts (b, P) and inputs (b, C, A) at `places`. A
     prompt is prefilled into a cache once; every candidate reads a copy of it."""
     rows, width = prompts.shape
     cache = model.make_cache(rows, width + inputs.shape[2]) if width else None
@@ -133,18 +133,18 @@ def score_batch(
 class TaskMeasurement(Measurement):
     """The items of one task, and the answers of one run.
 
-    Raises EvaluationError before any compute for a method or a length that cannot work. A cell
-    whose losses are not finite has no answers and is named in `failed`.
+    Raises EvaluationError before any compute for an illegal method or length. A cell whose losses
+    are not finite has no answers and is named in `failed`.
 
     Attributes:
-        answers: by (method, length), the numbers of a stored cell, a row for each item: in text,
-            the NLL of every candidate in nats and whether greedy decoding generates the correct
-            one; on symbols, whether all targets are right, the number of answer symbols that are
-            right, and of answer symbols, both without `<end>`.
+        answers: by (method, length), the numbers of a stored cell, with a row for each item. In
+            text: the NLL of every candidate in nats, and whether greedy decoding generates the
+            correct one. On symbols: whether all targets are correct, the number of correct answer
+            symbols, and the number of answer symbols, both without `<end>`.
     """
 
     counted = "items"
-    caches = 2  # the prompt's, and a copy while a candidate is read
+    caches = 2  # the prompt's cache, and a copy while a candidate is read
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class TaskMeasurement(Measurement):
         facts: dict,
         **environment: Any,
     ):
-        if not drawn.in_text:  # an item without its beginning is no problem of the task
+        if not drawn.in_text:  # without its beginning an item is not a problem of the task
             methods = [method for method in methods if not method.truncates]
         needed = {length: items.positions for length, items in drawn.lengths.items()}
         facts = {"task": drawn.task.name, **facts}
@@ -165,10 +165,10 @@ class TaskMeasurement(Measurement):
         self.answers: dict[MethodAndLength, np.ndarray] = self.values_by_role[""]
 
     def metrics(self, where: MethodAndLength) -> dict[str, np.ndarray]:
-        """What the report averages over the items of a cell, (n,) each; the first metric is
+        """Metrics that the report averages over the items of a cell, (n,) each; the first is
         compared with chance."""
         values = self.answers[where]
-        if self.drawn.in_text:  # a tie is no right answer
+        if self.drawn.in_text:  # a tie is not a correct answer
             right = values[:, 0] < values[:, 1:-1].min(axis=1)
             return {"accuracy": right.astype(float), "exact": values[:, -1]}
         return {"exact": values[:, 0], "symbol_accuracy": values[:, 1] / values[:, 2]}
@@ -223,7 +223,7 @@ class TaskMeasurement(Measurement):
 
 
 def item_values(scores: BatchScores, in_text: bool) -> np.ndarray:
-    """The rows of a stored cell (b, k), as `TaskMeasurement` describes them."""
+    """The rows (b, k) of a stored cell, as described in `TaskMeasurement`."""
     hits = scores.hits[:, 0]
     exact = hits.all(dim=1)
     if in_text:
