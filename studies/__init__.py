@@ -1,2 +1,1 @@
-"""Many trainings × many evaluations → one report. Above training and evaluation; runs both as
-commands."""
+"""Many training runs × many evaluations → one report. Runs train.py and evaluate.py as commands."""

@@ -1,4 +1,4 @@
-"""Values of the arms of expressions, from the cells of results.json of a study."""
+"""Values of arms in expressions, from the cells of results.json of a study."""
 
 from typing import Any
 
@@ -11,13 +11,14 @@ from studies.expressions import DEFAULTS
 
 
 def evaluation_of(cell: dict, value: dict) -> str:
-    """The evaluation that a value names, or the first one of its cell."""
+    """The evaluation that a value names, or else the first evaluation of its cell."""
     return value.get("evaluation") or next(iter(cell["evaluations"]))
 
 
 def unit_values(cell: dict, value: dict) -> pd.DataFrame:
-    """A value of an arm by unit: `mean` and `targets`, or items. Read gains are of all distances
-    from `distance` on. Raises StudyError if it was not measured."""
+    """A value of an arm by unit, with columns `mean` and `targets` (number of targets or items). A
+    read gain covers all distances from `distance` on. Raises StudyError if the value was not
+    measured."""
     asked = DEFAULTS | value
     metric = asked["metric"]
     name = evaluation_of(cell, value)
@@ -59,12 +60,12 @@ def unit_values(cell: dict, value: dict) -> pd.DataFrame:
 
 
 def mean_of(units: pd.DataFrame) -> float:
-    """The mean over targets of `unit_values`."""
+    """The mean of `unit_values` over all targets."""
     return float(np.average(units["mean"], weights=units["targets"]))
 
 
 def means_without_unit(units: pd.DataFrame) -> np.ndarray:
-    """(D,) means over all units but one, weighted by their targets."""
+    """(D,) for each unit, the mean over the targets of all other units."""
     sums = (units["mean"] * units["targets"]).to_numpy()
     counts = units["targets"].to_numpy()
     return (sums.sum() - sums) / np.maximum(counts.sum() - counts, 1)

@@ -1,6 +1,6 @@
 """Runs the command lines of cells in worker processes, several at a time.
 
-A thread of a pool starts each cell in a process of its own, which is forked from a server of the
+Threads of a pool start each cell in its own process. The process is forked from a server of the
 standard library (start method `forkserver`) that has imported train.py and evaluate.py, so a cell
 starts within a fraction of a second. Pools of processes (concurrent.futures, joblib) reuse a
 process for many cells: one cell that is killed for lack of memory would stop all others, and
@@ -35,7 +35,7 @@ from settings.script import message_of
 from studies.planned_cells import TRAINING, Command, PlannedCell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# an optimizer imports torch._dynamo
+# optimizers import torch._dynamo
 PRELOADED = [
     "train",
     "evaluate",
@@ -44,28 +44,28 @@ PRELOADED = [
     "torch._dynamo",
 ]
 CELL_FAILED = 1  # exit status of a worker
-RETRY = 2.0  # seconds after which a cell is tried again that another process works on
+RETRY = 2.0  # seconds between attempts at a cell that another process works on
 TIMES = "times.jsonl"
 COLUMNS = ["cell", "part", "wall", "cpu", "error"]
 
 DONE = "done"
 FAILED = "failed"
 STOPPED = "stopped"
-LEFT = "left for later"  # does not fit into --hours
+LEFT = "left for later"  # would not finish within --hours
 RUNNING = "running"
 WAITING = "waiting"
 PHASES = (DONE, FAILED, STOPPED, LEFT, RUNNING, WAITING)
 
 
 class CellPool:
-    """One call of a study on its cells. Several processes, also on several machines, may run the
-    same study at a time: each cell is locked by the one that works on it.
+    """Runs the cells of a study in one call of study.py. Several processes, also on several
+    machines, may run the same study at a time: the process that works on a cell locks it.
 
     The first signal lets the workers save their checkpoints; the second kills them.
 
     Args:
-        flops: of the training of each cell of the study.
-        done: the cells that are done; the pool adds those that it finishes.
+        flops: training FLOPs of each cell of the study.
+        done: the cells that are done; the pool adds the cells that it finishes.
 
     Attributes:
         received: the signal that stopped the study.
@@ -88,14 +88,15 @@ class CellPool:
         self._phases: dict[str, str] = {}
         self._errors: dict[str, str] = {}
         self._running: set[BaseProcess] = set()
-        # held while a worker is started, ends or is sent a signal; a second signal may interrupt
+        # held while a worker is started, ends or receives a signal; a second signal may interrupt
         # the handler of the first
         self._lock = threading.RLock()
         available = gpus() or [None]
         self._devices = [available[slot % len(available)] for slot in range(jobs)]
 
     def run(self, cells: Sequence[PlannedCell], hours: float | None) -> None:
-        """Run what is left of these cells, those that would end within so many hours."""
+        """Run the unfinished commands of these cells. With `hours`, skip cells that are not
+        expected to finish in time."""
         deadline = float("inf") if hours is None else time.monotonic() + 3600 * hours
         self._phases = {cell.id: DONE if cell.id in self.done else WAITING for cell in cells}
         queue = [cell for cell in cells if cell.id not in self.done]
@@ -115,8 +116,8 @@ class CellPool:
                 signal.signal(number, handler)
 
     def report(self, repeat: str) -> int:
-        """Log the outcome; the exit status: 0 all done, 1 a cell failed, 128 + a signal that
-        stopped it. `repeat`: the command to run again."""
+        """Log the outcome and return the exit status: 0 if no cell failed, 1 if some did,
+        128 + the signal that stopped the study. `repeat`: the command that resumes it."""
         self.console.info(self._summary())
         if self.received is not None:
             self.console.info(f"stopped by {self.received.name}; resume with: {repeat}")
@@ -128,7 +129,7 @@ class CellPool:
         return 1 if self._errors else 0
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Pass a signal on to all workers and what they have started."""
+        """Pass a signal on to all workers and the processes that they started."""
         passed_on = signal.SIGKILL
         if self.received is None:
             self.received = signal.Signals(number)
@@ -136,16 +137,16 @@ class CellPool:
             self.console.info("stopping: cells save their checkpoints; a second signal kills them")
         with self._lock:
             for process in self._running:
-                assert process.pid is not None  # it was started
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                assert process.pid is not None  # the process was started
+                with contextlib.suppress(ProcessLookupError):  # the process has just ended
                     try:
                         os.killpg(process.pid, passed_on)
-                    except ProcessLookupError:  # it does not lead its group yet
+                    except ProcessLookupError:  # the process does not lead its group yet
                         os.kill(process.pid, passed_on)
 
     def _run(self, cell: PlannedCell, context: ForkServerContext, deadline: float) -> bool:
-        """Run what is left of a cell in a process of its own, unless it would end too late. True if
-        another process works on it."""
+        """Run the unfinished commands of a cell in its own process, unless it would end too late.
+        True if another process works on the cell."""
         seconds = seconds_left(self.folder, self.flops, self.done, [cell.id]) or 0.0
         if time.monotonic() + seconds > deadline:
             self._phases[cell.id] = LEFT
@@ -201,7 +202,7 @@ class CellPool:
 
 
 def _end_of(status: int) -> str:
-    """How a worker ended that did not state its error."""
+    """A description of the end of a worker that did not state its error."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
@@ -217,8 +218,8 @@ def gpus() -> list[str]:
 
 
 def start_server() -> ForkServerContext:
-    """Start the server process. It ignores the signals that a terminal or a scheduler sends to all
-    processes of the study."""
+    """Start the server process. The server ignores the signals that a terminal or a scheduler sends
+    to all processes of the study."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, __name__])
     before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
@@ -233,7 +234,7 @@ def start_server() -> ForkServerContext:
 
 def work(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
     """The main function of a worker: exits with the status of `run_cell`."""
-    os.setsid()  # Ctrl-C reaches only the study, which passes it on
+    os.setsid()  # Ctrl-C reaches only the study, which passes it on to workers
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_study, daemon=True).start()
@@ -250,12 +251,12 @@ def work(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None
 
 
 def threads_of(jobs: int) -> int:
-    """The share of a worker in the CPU cores, or what OMP_NUM_THREADS says."""
+    """The number of threads of a worker: OMP_NUM_THREADS, or its share of the CPU cores."""
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _end_with_study() -> None:
-    """Without the study another call could start the same cells: end this process at once."""
+    """End this process as soon as the study ends: another call could start the same cells."""
     study = multiprocessing.parent_process()
     assert study is not None
     connection.wait([study.sentinel])
@@ -263,8 +264,8 @@ def _end_with_study() -> None:
 
 
 def run_cell(cell: PlannedCell, folder: Path) -> int:
-    """Run what is left of a cell; returns an exit status. REQUEUE: another process, maybe on
-    another machine, works on the cell."""
+    """Run the unfinished commands of a cell and return an exit status. REQUEUE: another process,
+    possibly on another machine, works on the cell."""
     cell.run.parent.mkdir(parents=True, exist_ok=True)
     with locked(cell.run.with_name(f"{cell.run.name}.lock")) as is_ours:
         if not is_ours:
@@ -276,13 +277,13 @@ def run_cell(cell: PlannedCell, folder: Path) -> int:
                     status = CELL_FAILED
                     if command.part == TRAINING:
                         break
-        except (KeyboardInterrupt, SystemExit):  # the latter from SIGTERM before the first step
+        except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM before the first step
             return INTERRUPTED
         return status
 
 
 def _run(command: Command, cell: PlannedCell, folder: Path) -> bool:
-    """Run a line as its script does, and log its time and error; whether it succeeded. Raises
+    """Run a command as its script does, and log its time and error. True if it succeeded. Raises
     KeyboardInterrupt after a signal."""
     print(f"$ {command}")
     error = ""
@@ -292,7 +293,7 @@ def _run(command: Command, cell: PlannedCell, folder: Path) -> bool:
         if command.part == TRAINING:
             cell.refuse_damaged()
         if importlib.import_module(command.script).main(command.arguments):
-            raise KeyboardInterrupt  # all is saved
+            raise KeyboardInterrupt  # the checkpoint is saved
     except (UserError, OSError) as problem:
         error = f"{command.part}: {message_of(problem)}"
         print(f"error: {printable(error)}", file=sys.stderr)
@@ -321,7 +322,7 @@ def add_time(
     wall: float = 0.0,
     cpu: float = 0.0,
 ) -> None:
-    """Append a line to times.jsonl: the seconds of a command that ran, and its error or ''."""
+    """Append a line to times.jsonl: the seconds that a command ran, and its error or ''."""
     line = {"cell": cell, "part": part, "wall": wall, "cpu": cpu, "error": error}
     with open(folder / TIMES, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -335,7 +336,7 @@ def read_times(folder: Path) -> pd.DataFrame:
 
 
 def errors_of(times: pd.DataFrame) -> dict[str, str]:
-    """The errors of the cells whose commands failed when they ran last."""
+    """The errors of the cells whose commands failed in their last run."""
     last = times.drop_duplicates(["cell", "part"], keep="last")
     return last.loc[last.error != ""].groupby("cell").error.agg("; ".join).to_dict()
 
@@ -343,11 +344,11 @@ def errors_of(times: pd.DataFrame) -> dict[str, str]:
 def seconds_left(
     folder: Path, flops: Mapping[str, float], done: Collection[str], cells: Collection[str]
 ) -> float | None:
-    """Seconds of those of these cells that are not done, one after the other, at the measured rate
-    of the cells that are done; None before any is.
+    """Estimated seconds to run the unfinished ones of these cells one after the other, at the
+    measured rate of the finished cells; None before any cell is done.
 
     Args:
-        flops: of the training of each cell.
+        flops: training FLOPs of each cell.
     """
     wall = read_times(folder).groupby("cell").wall.sum()
     measured = [name for name in wall.index if name in done]
@@ -357,15 +358,16 @@ def seconds_left(
     return float(rate * sum(flops[name] for name in cells if name not in done))
 
 
-# In a job of a scheduler.
+# In the jobs of a scheduler.
 
 
 def submit(cells: Sequence[PlannedCell], folder: Path, jobs: int, cluster: str) -> list[str]:
-    """Submit what is left of each cell as a job of an array, at most `jobs` at a time; the ids of
-    the jobs. `cluster`: slurm, or local of submitit. Slurm reads the resources of a job from
-    environment variables such as SBATCH_PARTITION and SBATCH_TIMELIMIT.
+    """Submit each cell's unfinished commands as one job of an array, of which at most `jobs` run at
+    a time. Returns the ids of the jobs. `cluster`: a cluster of submitit, slurm or local. Slurm
+    reads the resources of a job from environment variables such as SBATCH_PARTITION and
+    SBATCH_TIMELIMIT.
 
-    Raises StudyError without submitit.
+    Raises StudyError if submitit is not installed.
     """
     try:
         import submitit  # pyright: ignore[reportMissingImports]: an extra

@@ -1,9 +1,8 @@
-"""Expressions: one number for each seed, from the measured values of the arms of a study, which
-claims and trends read from its results.json.
+"""Expressions in claims and trends. An expression gives one number for each seed, from the measured
+values of the arms of a study in its results.json.
 
-An expression is a number; a value of one arm, such as {scheme: rope, length: 256}, which is a
-change with `from`, {scheme: rope, length: 256, from: 64}; or an operator with its operands,
-{minus: [A, B]}.
+An expression is a number; a value of one arm, such as {scheme: rope, length: 256}; a change of such
+a value, {scheme: rope, length: 256, from: 64}; or an operator with its operands, {minus: [A, B]}.
 """
 
 from collections.abc import Callable
@@ -12,15 +11,15 @@ from typing import Any
 import numpy as np
 
 Expression = Any  # a number, or a mapping as above
-# Operands and function of each operator.
+# Number of operands and function of each operator.
 OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
     "minus": (2, np.subtract),
     "times": (2, np.multiply),
     "absolute": (1, np.abs),
 }
-# Keys of a value besides the axes of the grid, and what they are where they are not given.
+# Keys of a value besides the axes of the grid, with their defaults.
 DEFAULTS = {"evaluation": None, "metric": "nll", "method": "trained", "length": None}
-FROM = "from"  # the length that a change begins at
+FROM = "from"  # the length at which a change begins
 
 
 def operator_of(tree: Expression) -> str | None:
@@ -31,7 +30,7 @@ def operator_of(tree: Expression) -> str | None:
 
 def expanded(tree: Expression, axes: list[str], more: dict[str, str]) -> Expression:
     """The expression with changes written as differences and the labels `more` in every value.
-    Raises ValueError with the part that is no expression."""
+    Raises ValueError that names the invalid part."""
     if isinstance(tree, (int, float)) and not isinstance(tree, bool):
         return tree
     if not isinstance(tree, dict) or not tree:
@@ -64,7 +63,7 @@ def values_in(tree: Expression) -> list[dict]:
 
 
 def evaluate(tree: Expression, read: Callable[[dict], Any]) -> Any:
-    """The number of an expression for each element of what `read` returns for a value."""
+    """Evaluate an expression elementwise. `read` returns the array (or number) of a value."""
     name = operator_of(tree)
     if name is not None:
         _, function = OPERATORS[name]

@@ -1,8 +1,8 @@
 """The planned cells of a study, with validated settings, and their command lines.
 
-A cell is a line of train.py and a line of evaluate.py for each of its evaluations. Its run
-directory is the only record of what is done: the checkpoint of the last step, and results of an
-evaluation of this checkpoint under the same settings.
+A cell is one command line of train.py and one of evaluate.py for each of its evaluations. Its run
+directory is the only record of progress: training is done if the checkpoint of the last step
+exists, an evaluation if results of this checkpoint with the same settings exist.
 
 Planning loads settings, builds models on the meta device and checks that files exist; it prepares
 and trains nothing.
@@ -41,20 +41,21 @@ from training.feasibility import check_model
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (UserError, OSError)
 
-TRAINING = "training"  # the part of a cell besides its evaluations
+TRAINING = "training"  # name of the part of a cell that is not an evaluation
 STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
 
 
 @dataclass(frozen=True)
 class Command:
-    """A line of train.py or evaluate.py. `part`: `training`, or the name of the evaluation."""
+    """A command line of train.py or evaluate.py. `part`: `training`, or the name of the
+    evaluation."""
 
     part: str
     script: str
     arguments: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The line, quoted for a shell."""
+        """The command line, quoted for a shell."""
         return shlex.join(["python", f"{self.script}.py", *self.arguments])
 
 
@@ -63,8 +64,8 @@ class PlannedEvaluation:
     """One evaluation of one cell.
 
     Attributes:
-        arguments: of evaluate.py. Preparing the text adds the folder of another corpus.
-        data: another corpus, tokenized as the run's; None: the run's own.
+        arguments: arguments of evaluate.py. If `data` is set, preparing the text adds its folder.
+        data: another corpus, prepared with the run's tokenizer; None: the run's own corpus.
         store_setting: the setting of evaluate.py that selects the corpus.
     """
 
@@ -85,11 +86,11 @@ class PlannedCell(GridCell):
 
     @property
     def shared_settings(self) -> str:
-        """The settings as JSON without the seed; many cells differ in nothing else."""
+        """The settings as JSON without the seed; many cells differ only in the seed."""
         return self.settings.model_dump_json(exclude={"seed"})
 
     def commands(self) -> list[Command]:
-        """All lines of the cell, in the order in which they run."""
+        """All commands of the cell, in the order in which they run."""
         # `auto` is resolved once for all cells
         precision = f"training.precision={self.settings.training.precision}"
         train = (*self.arguments, precision, "--run-dir", str(self.run))
@@ -102,7 +103,7 @@ class PlannedCell(GridCell):
         ]
 
     def commands_left(self) -> list[Command]:
-        """The lines that are not done."""
+        """The commands that are not done."""
         checkpoint = self.last_checkpoint()
         if checkpoint is None:
             return self.commands()
@@ -125,8 +126,8 @@ class PlannedCell(GridCell):
             find_checkpoint(self.run, last)
 
     def results(self, evaluation: PlannedEvaluation, checkpoint: Checkpoint) -> dict | None:
-        """results.json of an evaluation; None if it is missing or altered, or if the checkpoint or
-        a setting that changes the results is another one."""
+        """results.json of an evaluation. None if it is missing or altered, or was made from another
+        checkpoint or with other settings that affect results."""
         settings = evaluation.settings
         folder = self.run / "evaluation" / str(settings.folder)
         try:
@@ -140,21 +141,21 @@ class PlannedCell(GridCell):
 
 
 class CellProblems:
-    """User errors of cells; equal ones are reported once."""
+    """User errors of cells; equal errors are reported once."""
 
     def __init__(self):
         self._cells: dict[str, list[str]] = {}
 
     @contextmanager
     def of(self, cell: GridCell, prefix: str = "") -> Iterator[None]:
-        """Collect the error of a block."""
+        """Collect a user error that the block raises."""
         try:
             yield
         except USER_ERRORS as error:
             self._cells.setdefault(f"{prefix}{error}", []).append(cell.id)
 
     def raise_any(self, n_cells: int) -> None:
-        """Raise StudyError with all problems, if there are any."""
+        """Raise StudyError with all collected errors, if there are any."""
         if not self._cells:
             return
         invalid = set().union(*self._cells.values())
@@ -169,8 +170,8 @@ class StudyPlanner:
     """Plans cells.
 
     Args:
-        shared: a folder of run directories that are named by their settings, so that several
-            studies share them; None: of this study, named by its cells.
+        shared: a folder of run directories named by their settings, which several studies share;
+            None: the study has its own run directories, named by its cells.
     """
 
     def __init__(self, study: StudySettings, folder: Path, shared: Path | None = None):
@@ -180,7 +181,7 @@ class StudyPlanner:
         self._precision = ""
 
     def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
-        """Plans of all cells. Raises StudyError with every problem of every cell."""
+        """Plans of all cells. Raises StudyError with all errors of all cells."""
         plans = []
         problems = CellProblems()
         for cell in cells:
@@ -217,8 +218,9 @@ class StudyPlanner:
         return plan
 
     def _auto_precision(self, settings: RunSettings) -> str:
-        """What training.precision=auto stands for in all cells: the precision of an earlier run of
-        the study, which other machines may have made, or that of the first cell here."""
+        """The precision that training.precision=auto selects for all cells: that of an earlier run
+        of the study, possibly from another machine, or else the automatic precision of the first
+        cell."""
         if not self._precision:
             runs = sorted(self.folder.glob("runs/*/settings.yaml"))
             earlier = [Run(file.parent).settings.training.precision for file in runs[:1]]
@@ -226,7 +228,7 @@ class StudyPlanner:
         return self._precision
 
     def _check_report(self, plans: Sequence[PlannedCell]) -> None:
-        """Check that the primary evaluation measures all primary lengths on some cell."""
+        """Check that the primary evaluation measures every primary length in at least one cell."""
         report = self.study.report
         primary = report.primary or next(iter(self.study.evaluations), None)
         measured = {
@@ -247,7 +249,7 @@ class StudyPlanner:
         self, name: str, entry: EvaluationEntry, plan: PlannedCell
     ) -> PlannedEvaluation:
         results_folder = name
-        if self.shared is not None:  # different evaluations of one name have different folders
+        if self.shared is not None:  # different evaluations with equal names get different folders
             results_folder += f"-{canonical_hash([entry.overrides, entry.data])[:8]}"
         arguments = [*entry.overrides, f"folder={results_folder}"]
         fields = settings_class(arguments).model_fields
@@ -270,7 +272,8 @@ class StudyPlanner:
     def _methods_of_variants(
         self, methods: list[str] | dict[str, list[str]], cell: GridCell
     ) -> list[str]:
-        """The override that adds the methods of a scheme's variants to those of the evaluation."""
+        """The override that adds the methods of a scheme's variants to the methods of the
+        evaluation."""
         of_scheme = [
             variant.method
             for variant in self.study.variants.values()
@@ -292,7 +295,7 @@ class StudyPlanner:
 
 @cache
 def _check_run(settings: str) -> None:
-    """Raise for a model that cannot be built, or a source that does not exist."""
+    """Raise a user error if the model cannot be built or the source does not exist."""
     run = RunSettings.model_validate_json(settings)
     check_model(run)
     is_prepared(run.data)  # reads the list of the source's files
@@ -300,7 +303,7 @@ def _check_run(settings: str) -> None:
 
 @cache
 def _check_methods(methods: str, settings: str) -> None:
-    """Raise StudyError for methods that do not apply to a run."""
+    """Raise StudyError if methods do not apply to a run."""
     run = RunSettings.model_validate_json(settings)
     last, _ = last_trained(run, run.steps)
     problems = []
@@ -320,7 +323,7 @@ def _evaluation_settings(arguments: tuple[str, ...]) -> Any:
 
 @cache
 def _corpus(overrides: tuple[str, ...]) -> DataSettings:
-    """Settings of another corpus, all of it held out; the run's tokenizer is filled in later."""
+    """Settings of another corpus, all of it held out; the run's tokenizer is set later."""
     fixed = ["data.valid_fraction=1", "data.tokenizer={name: bytes}"]
     data = load_settings(RunSettings, [*overrides, *fixed]).data
     if data.valid_source is not None:

@@ -44,22 +44,22 @@ def parser_of(usage: str) -> SettingsParser:
         "--hours",
         type=float,
         metavar="H",
-        help="start no cell that would not end within H hours; run again for the others",
+        help="start only cells expected to finish within H hours; run again for the others",
     )
     add(
         "--only",
         metavar="PATTERN",
-        help="run only the cells that match, e.g. 'scheme=rope,*'",
+        help="run only the cells whose name matches, e.g. 'scheme=rope,*'",
     )
     add(
         "--pilot",
         type=int,
         default=0,
         metavar="N",
-        help="of a claim: run it on seeds 0 to N-1, which do not count, and print the values",
+        help="for a claim: run it on seeds 0 to N-1, which do not count, and print the values",
     )
-    add("--all", action="store_true", help="of `claims`: run all that is left, cheapest first")
-    add("--publish", action="store_true", help="of `claims`: copy results and write docs/atlas.md")
+    add("--all", action="store_true", help="for `claims`: run unfinished claims, cheapest first")
+    add("--publish", action="store_true", help="for `claims`: copy results and write docs/atlas.md")
     add(
         "--report",
         action="store_true",
@@ -68,7 +68,7 @@ def parser_of(usage: str) -> SettingsParser:
     add(
         "--list",
         action="store_true",
-        help="prepare the text, print the commands that are left, and exit",
+        help="prepare the text, print the unfinished commands, and exit",
     )
     add(
         "--launcher",
@@ -78,7 +78,7 @@ def parser_of(usage: str) -> SettingsParser:
     add(
         "--dry-run",
         action="store_true",
-        help="print the cells and what is left of them, and exit",
+        help="print the cells and their unfinished parts, and exit",
     )
     return parser
 
@@ -99,7 +99,7 @@ def study_of(arguments: Sequence[str]) -> StudySettings:
 def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespace:
     """Parse and validate the command line.
 
-    Beside argparse's own attributes the result has `study` (the settings, or None), `file`,
+    Besides argparse's own attributes, the result has `study` (the settings, or None), `file`,
     `folder` (the study's directory), `name` and `repeat` (this command line).
     """
     arguments = sys.argv[1:] if arguments is None else arguments

@@ -1,6 +1,6 @@
 """The report of a study from its results file: report.html, report.md, results.csv and figures.
 
-The same results always produce the same bytes. No run, checkpoint or model is read.
+The same results always produce the same bytes. Reads no run, checkpoint or model.
 """
 
 import math
@@ -104,7 +104,7 @@ def costs(study: StoredStudy, group: Group) -> ReportTable:
 
 
 def cells(study: StoredStudy) -> ReportTable:
-    """All cells: their checkpoints, or why they have none."""
+    """All cells, with their checkpoints or the reason why they have none."""
     rows: list[list[Cell]] = []
     for cell in study.cells:
         run = cell.record["training"] or {}
@@ -124,7 +124,7 @@ def cells(study: StoredStudy) -> ReportTable:
 
 
 def excluded(losses: Sequence[LossResults]) -> ReportTable:
-    """Lengths that could not be evaluated, and results that are not comparable."""
+    """Lengths that could not be evaluated and results that are not comparable."""
     rows: list[list[Cell]] = [
         [r.study_columns["evaluation"], *key, lengths]
         for r in losses
@@ -175,8 +175,8 @@ Sections = dict[str, list[Block]]
 
 
 def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[str]]:
-    """Write the report of a study's `results` into `folder`; returns its first table and what was
-    found.
+    """Write the report of a study's `results` into `folder`; returns its first table and its
+    findings.
 
     Raises StudyError if `results` is not a valid results file, before anything is written.
     """
@@ -214,14 +214,14 @@ def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[
 
 
 def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first: bool) -> Chart:
-    """A figure; the names of those of the first evaluation have no prefix."""
+    """A figure of an evaluation; the names of the first evaluation's figures have no prefix."""
     prefix = "" if is_first else f"{slug(r.title).replace('-', '_')}_"
     alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
     return Chart(f"figures/{prefix}{name}", figure, caption, alt)
 
 
 def findings(r: LossResults) -> list[str]:
-    """The findings of a loss evaluation and what limits them, the most important first."""
+    """The findings of a loss evaluation and their limitations, the most important first."""
     lines = [verdict(r), *details(r), *imprecision(r)]
     few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
     if few:
@@ -235,7 +235,8 @@ def findings(r: LossResults) -> list[str]:
 
 
 def _extent(study: StoredStudy, losses: Sequence[LossResults]) -> str:
-    """`10 schemes · cells: 20 done, 1 failed · 2 training seeds per scheme · 9 authors`."""
+    """The size of a study: `10 schemes · cells: 20 done, 1 failed · 2 training seeds per scheme · 9
+    authors`."""
     states = Counter(cell.record["status"] for cell in study.cells)
     schemes = len({variant.scheme for variant in study.variants})
     parts = [counted(schemes, "scheme")]
@@ -272,8 +273,8 @@ def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
 
 
 def _trend_section(trend: TrendSettings, study: StoredStudy, folder: Path) -> Sections:
-    """Effects by size, with effects.csv. Its rows of cells that were measured elsewhere are
-    kept."""
+    """Effects by size. Updates effects.csv and keeps its rows of cells that were measured
+    elsewhere."""
     file = folder / "effects.csv"
     rows = effect_rows(trend, [cell.record for cell in study.cells])
     rows = with_stored_rows(rows, file)

@@ -1,4 +1,4 @@
-"""results.json of a study: its cells, its variants and what the report declares."""
+"""results.json of a study: its cells, its variants and the settings of its report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,14 @@ from evaluation.methods import TRAINED
 from evaluation.statistics.variant_result import VariantResult
 
 RESULTS = "results.json"
-SCHEME = "scheme"  # the axis that is compared
-SEED = "seed"  # the axis that repeats it
+SCHEME = "scheme"  # the axis whose labels are compared
+SEED = "seed"  # the axis whose labels repeat the comparison
 TOLERANCE = 0.02  # nats
 CONFIDENCE = 0.95  # simultaneous level of intervals
-# What results of an evaluation must share to be compared, besides the units.
+# Entries that must be equal, besides the units, for results of an evaluation to be compared.
 SHARED = ("protocol", "trained_length", "dtype", "tokenizer_hash", "corpus_hash", "bos")
 SHARED += ("targets_hash", "items_hash")
-# Trainings that are equal in these see the same batches.
+# Training runs with equal values of these entries see the same batches.
 SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 Group = tuple[tuple[str, str], ...]  # labels on the axes other than the scheme and the seed
 
@@ -41,13 +41,13 @@ class StudyVariant(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Its columns of results.csv."""
+        """The variant's columns in results.csv."""
         return {"scheme": self.scheme, "method": self.method}
 
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """Cells and variants in the order of the study. `settings`: of study.py."""
+    """Cells and variants in the order of the study. `settings`: the settings of study.py."""
 
     name: str
     cells: list[StoredCell]
@@ -65,7 +65,7 @@ class StoredStudy:
 
     @property
     def baseline(self) -> str:
-        """The variant that the others are compared with."""
+        """The name of the variant that the others are compared with."""
         return self.declared["baseline"] or self.variants[0].name
 
     @property
@@ -76,8 +76,8 @@ class StoredStudy:
         return [name for name in order if name in measured]
 
     def results(self, name: str, group: Group) -> tuple[list[VariantResult], dict[str, str]]:
-        """The results of an evaluation in a group of cells, for every variant, and why others
-        cannot be compared with the first, by cell."""
+        """The results of an evaluation in a group of cells, for every variant; and, by cell, why
+        other results cannot be compared with the first."""
         kept: list[VariantResult] = []
         excluded = {}
         for variant in self.variants:
@@ -98,7 +98,7 @@ class StoredStudy:
     @property
     def unfair(self) -> list[str]:
         """Warnings about cells that cannot be compared fairly, one sentence each."""
-        orders: dict[tuple, dict[str, str]] = {}  # by batches and their order: the cells
+        orders: dict[tuple, dict[str, str]] = {}  # batches -> their order -> cells
         tokens: dict[tuple, set[int]] = {}
         for cell in self.cells:
             if training := cell.record["training"]:
@@ -117,7 +117,7 @@ class StoredStudy:
 
 
 def title_of(evaluation: str, group: Group) -> str:
-    """`held-out, width 64`."""
+    """The title of an evaluation in a group: `held-out, width 64`."""
     return ", ".join([evaluation, *(f"{axis} {label}" for axis, label in group)])
 
 
@@ -129,7 +129,7 @@ def read_results(folder: Path) -> dict:
 
 
 def read_study(results: dict) -> StoredStudy:
-    """Raises StudyError if `results` is not a valid results file."""
+    """The study in `results`. Raises StudyError if it is not a valid results file."""
     if results.get("format") != 1 or "cells" not in results:
         raise StudyError(
             f"not a results file of a study: format {results.get('format')!r}, expected 1; run "

@@ -1,8 +1,8 @@
 """The table of results of one evaluation of a study in one group of its cells.
 
 Losses and task accuracies have intervals over seeds and units together; with fewer than 3 seeds or
-6 units there are only point estimates. All other metrics are means over seeds. What one seed
-of a variant lacks has no number: a mean over the others only would be biased.
+6 units there are only point estimates. All other metrics are means over seeds. A number that one
+seed of a variant lacks is missing for the variant: a mean over the other seeds would be biased.
 """
 
 import math
@@ -21,10 +21,10 @@ from evaluation.statistics.results_table import ResultRow, results_table, row_of
 from evaluation.tasks.task_analysis import ABOVE_CHANCE
 from studies.study_results_reader import CONFIDENCE, Group, StoredStudy, title_of
 
-PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping")  # with the loss of units by length
+PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping")  # with loss by unit and length
 NOT_ABOVE = "not shown above chance"
 POINT = "points only"
-ROWS = {  # by other protocol: the rows of results.json
+ROWS = {  # by other protocol: the function that reads the rows of results.json
     "tasks": task_rows,
     "attention": attention_rows,
     "generation": flat_rows,
@@ -33,7 +33,7 @@ ROWS = {  # by other protocol: the rows of results.json
 
 
 def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | None:
-    """The losses of one evaluation; None for another protocol or no results."""
+    """The losses of one evaluation; None for other protocols or without results."""
     results, excluded = study.results(name, group)
     if not results or results[0].record["protocol"] not in PROTOCOLS:
         return None
@@ -61,8 +61,8 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
 
 
 def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults | None:
-    """The results of tasks, attention, generated text or loss by position; None for another
-    protocol or no results."""
+    """The results of tasks, attention, generated text or loss by position; None for other protocols
+    or without results."""
     results, _ = study.results(name, group)
     first = results[0].record if results else {}
     rows_of = ROWS.get(first.get("protocol", ""))
@@ -72,7 +72,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
     units: dict[tuple, list[list[float]]] = defaultdict(list)
     for each in results:
         for row in rows_of(each.record):
-            # not the single layers and heads of an evaluation of attention
+            # without the single layers and heads of an evaluation of attention
             if row.variant == name_of(each.method) and not row.where.startswith("layer"):
                 row = row._replace(variant=each.variant)
                 seeds[row.key].append(row)
@@ -93,7 +93,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ReportedResults |
         if len(values) < measured[variant]:
             continue
         shares = np.array(values)  # (S, D)
-        # item i is one of unit i mod D
+        # item i belongs to unit i mod D
         counts = np.bincount(np.arange(first["items"]) % shares.shape[1])
         share = interval(shares, counts, alpha=1 - CONFIDENCE, family=family)
         word = NOT_ABOVE if math.isfinite(share.low) else POINT

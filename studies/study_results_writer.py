@@ -27,8 +27,8 @@ VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that 
 def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[PlannedCell]) -> dict:
     """Write results.json from the run directories of all cells, and return it.
 
-    Apart from `timing` it depends on the run directories only, and on the errors of the cells that
-    are not done.
+    Except for `timing`, the content depends only on the run directories and on the errors of
+    unfinished cells.
     """
     times = read_times(folder)
     errors = errors_of(times)
@@ -45,7 +45,7 @@ def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[Planne
 
 
 def entry_of(cell: PlannedCell, error: str | None, times: pd.DataFrame) -> dict[str, Any]:
-    """A cell as in results.json."""
+    """The entry of a cell in results.json."""
     sums = times.groupby("part", sort=False)[["wall", "cpu"]].agg("sum").round(2)
     timing: dict[str, Any] = {
         f"{clock}_seconds": seconds for clock, seconds in sums.to_dict().items()
@@ -70,7 +70,7 @@ def entry_of(cell: PlannedCell, error: str | None, times: pd.DataFrame) -> dict[
         results = cell.results(evaluation, checkpoint)
         if results is not None:
             kept = {key: value for key, value in results.items() if key not in VOLATILE}
-            if "checkpoint" in kept:  # an absolute path
+            if "checkpoint" in kept:  # contains an absolute path
                 kept["checkpoint"] = f"runs/{cell.id}"
             entry["evaluations"][evaluation.name] = kept
     if len(entry["evaluations"]) == len(cell.evaluations):
@@ -81,7 +81,7 @@ def entry_of(cell: PlannedCell, error: str | None, times: pd.DataFrame) -> dict[
 def _training(
     cell: PlannedCell, checkpoint: Checkpoint, manifest: dict, lines: list[dict]
 ) -> dict[str, Any]:
-    """Results of training, which do not depend on the machine."""
+    """The results of training, which do not depend on the machine."""
     settings = cell.settings
     steps = [line for line in lines if line["kind"] == "train"]
     tokens = settings.trained_tokens
@@ -101,7 +101,7 @@ def _training(
         "loss": steps[-1]["loss"] if steps else None,
         "checkpoint_hash": checkpoint.hash,
         "data_hash": manifest.get("data_hash"),
-        "data_order": order,  # of the batches of all steps
+        "data_order": order,  # hash of the batches of all steps
         "batch_size": settings.training.batch_size,
         "train_length": settings.train_length,
         "seed": settings.seed,
@@ -110,7 +110,7 @@ def _training(
 
 
 def _timing(cell: PlannedCell, manifest: dict, lines: list[dict]) -> dict[str, Any]:
-    """What depends on the machine."""
+    """The entries that depend on the machine."""
     rates = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
     rate = statistics.median(rates) if rates else None
     attempts = manifest.get("attempts") or [{}]

@@ -1,4 +1,4 @@
-"""A study in its directory: what is left of it, and what was measured."""
+"""A study in its directory: runs the unfinished commands and gathers the results."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "FLOPs", "left"]
 
 @dataclass(frozen=True)
 class StudyCall:
-    """The options of a call of study.py, and what its studies share.
+    """The options of a call of study.py, and the objects that its studies share.
 
     Attributes:
         with_parent: imports a foreign `parent.run` among the arguments of train.py.
@@ -36,7 +36,7 @@ class StudyCall:
 
     @cached_property
     def texts(self) -> StudyTexts:
-        """The text of all cells, prepared unless no cell will run."""
+        """The texts of all cells. They are prepared unless no cell will run."""
         options = self.options
         only_reads = options.dry_run or options.report or (options.claims and not options.all)
         return StudyTexts(self.console, make=not only_reads)
@@ -46,7 +46,7 @@ class StudyRun:
     """One call of a study. Raises StudyError for an invalid cell; trains nothing before `run`.
 
     Args:
-        shared: of StudyPlanner.
+        shared: see `StudyPlanner`.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class StudyRun:
         self._texts.prepare(self.cells)
 
     def run(self) -> CellPool | None:
-        """Run the selected cells, or print or submit them where an option requests it (None)."""
+        """Run the selected cells. Returns None if an option requests to print or submit them
+        instead."""
         options = self.options
         self.prepare()
         if options.dry_run:
@@ -101,16 +102,16 @@ class StudyRun:
 
     @cached_property
     def done(self) -> set[str]:
-        """The cells whose commands are all done; the pool adds those that it finishes."""
+        """The cells whose commands are all done; the pool adds the cells that it finishes."""
         return {cell.id for cell in self.cells if not cell.commands_left()}
 
     @cached_property
     def flops(self) -> dict[str, float]:
-        """FLOPs of the training of each cell."""
+        """Training FLOPs of each cell."""
         return {cell.id: self._size(cell)[1] for cell in self.cells}
 
     def _size(self, cell: PlannedCell) -> tuple[int, float]:
-        """Parameters, and FLOPs of the training."""
+        """Number of parameters, and training FLOPs."""
         key = cell.shared_settings
         if key not in self._sizes:
             text = self._texts.of(cell.settings.data)
@@ -122,7 +123,7 @@ class StudyRun:
         return self._sizes[key]
 
     def _print_commands(self) -> None:
-        """Print the lines that are left of the selected cells, in the order in which they run."""
+        """Print the unfinished commands of the selected cells, in the order in which they run."""
         for cell in self.selected:
             try:
                 cell.refuse_damaged()

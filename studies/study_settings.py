@@ -17,7 +17,7 @@ from studies.study_results_reader import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 
 def _directory_name(label: str) -> str:
-    """Part of the name of a run or results directory, such as scheme=rope,seed=0."""
+    """A label as part of the name of a run or results directory, such as scheme=rope,seed=0."""
     if not re.fullmatch(r"[^\s/\\,=.][^/\\,=]*", label):
         raise ValueError(
             "is part of a directory name: it must not contain / , = nor begin with a dot or a space"
@@ -26,7 +26,7 @@ def _directory_name(label: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A scalar as written in an override, and as a label."""
+    """A scalar as text, for an override and a label."""
     if isinstance(value, (dict, list)):
         raise ValueError(f"{value}: such a value needs a label: {{short: [setting={value}], ...}}")
     if value is None:
@@ -39,7 +39,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _overrides(value: Any) -> Any:
-    """The overrides of a label, from a list, a single string or null."""
+    """The overrides of a label as a list, from a list, a single string or null."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
@@ -52,7 +52,8 @@ Grid = Annotated[dict[DirectoryName, Axis], Field(min_length=1)]
 
 
 class VariantSettings(StrictSettings):
-    """A further row of the report: the runs of a scheme, evaluated under a method."""
+    """A further row of the report: the runs of a scheme, evaluated under a context-extension
+    method."""
 
     scheme: str = Field(description="label of the axis `scheme` whose runs are evaluated")
     method: str = setting(
@@ -78,13 +79,13 @@ class ReportSettings(StrictSettings):
     """The comparisons that the report declares in advance."""
 
     baseline: str | None = setting(
-        None, "variant that all others are compared with; null: the first"
+        None, "variant that all others are compared with; null: the first scheme"
     )
     primary: str | None = setting(
-        None, "evaluation summarized at the top; null: the first of `evaluations`"
+        None, "evaluation summarized at the top; null: the first in `evaluations`"
     )
     lengths: list[int] | None = setting(
-        None, "lengths at which variants are compared with the baseline; null: all"
+        None, "lengths at which variants are compared with the baseline; null: all lengths"
     )
     family: int | None = setting(
         None, "number of simultaneous comparisons; null: schemes × primary lengths", ge=1
@@ -96,7 +97,7 @@ class ReportSettings(StrictSettings):
 
 
 class EffectSettings(StrictSettings):
-    """One effect, and what is expected of it."""
+    """One effect and its predicted trend."""
 
     statement: str = Field(description="the effect in a few words, positive as predicted")
     value: Expression = Field(
@@ -106,7 +107,7 @@ class EffectSettings(StrictSettings):
     )
     delta: float = Field(gt=0, description="the smallest effect that counts, in nats")
     expect: Literal["grows", "shrinks", "turns", "steady"] = Field(
-        description="the trend with size that is predicted"
+        description="predicted trend with size"
     )
 
 
@@ -123,8 +124,8 @@ class StudySettings(StrictSettings):
     base: list[str] = setting([], "settings files and overrides of train.py for all cells")
     grid: Grid = Field(
         description="axes. Each maps labels to settings files and overrides of train.py, or lists "
-        "values of the setting with the axis's name; a cell has one label of each. `scheme` is "
-        "compared, `seed` repeats"
+        "values of the setting with the axis's name; a cell has one label of each axis. "
+        "`scheme` is the axis that is compared, `seed` the axis of repetitions"
     )
     skip: Skip = setting(
         [], "combinations to leave out: axis: label or list of labels; all axes must match"
@@ -141,7 +142,7 @@ class StudySettings(StrictSettings):
     @field_validator("grid", mode="before", json_schema_input_type=Any)
     @classmethod
     def _labelled(cls, grid: Any) -> Any:
-        """A list of values becomes axis=value."""
+        """Replace a list of values by labels with overrides axis=value."""
         if not isinstance(grid, dict):
             raise ValueError("grid must map axes to labels, as in grid: {seed: [0, 1]}")
         axes = {}
@@ -158,7 +159,7 @@ class StudySettings(StrictSettings):
     def _names_exist(self) -> "StudySettings":
         schemes = list(self.grid.get(SCHEME, {}))
         report = self.report
-        # (setting, its value, what it can be)
+        # (setting, its value, allowed values)
         names = [
             ("report.baseline", report.baseline, [*schemes, *self.variants]),
             ("report.primary", report.primary, list(self.evaluations)),
@@ -209,15 +210,15 @@ class GridCell:
 
     @property
     def id(self) -> str:
-        """`scheme=rope,seed=0`: also the name of the run directory."""
+        """The name of the cell and of its run directory: `scheme=rope,seed=0`."""
         return ",".join(f"{axis}={label}" for axis, label in self.axes.items())
 
 
 def cells_of(study: StudySettings) -> list[GridCell]:
-    """All combinations of labels that `skip` does not exclude, in the order of the grid, the last
-    axis fastest.
+    """All combinations of labels that `skip` does not exclude, in the order of the grid; the last
+    axis varies fastest.
 
-    Raises StudyError if there are none.
+    Raises StudyError if no cell remains.
     """
     cells = []
     for labels in itertools.product(*study.grid.values()):
@@ -236,8 +237,8 @@ AnyCell = TypeVar("AnyCell", bound=GridCell)
 def running_order(
     cells: Sequence[AnyCell], study: StudySettings, pattern: str | None = None
 ) -> list[AnyCell]:
-    """The cells whose name matches the pattern, those of the first seed first, so that an
-    unfinished study can compare all schemes. Raises StudyError for none."""
+    """The cells whose name matches the pattern. Cells of the first seed come first, so that an
+    unfinished study can compare all schemes. Raises StudyError if no cell matches."""
     selected = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]
     if not selected:
         raise StudyError(f"--only {pattern}: no cell matches; the first cell is {cells[0].id}")

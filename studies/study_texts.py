@@ -22,16 +22,16 @@ from studies.planned_cells import USER_ERRORS, CellProblems, PlannedCell, Planne
 
 
 class StudyTexts:
-    """Prepared texts by their settings, each opened once. `make`: prepare the missing ones."""
+    """Prepared texts by their settings, each opened once. `make`: prepare missing texts."""
 
     def __init__(self, console: Console, make: bool = True):
         self.console = console
         self.make = make
         self._open: dict[str, RunData | None] = {}
-        self._checked: dict[tuple, str] = {}  # the error of a choice of targets, or ""
+        self._checked: dict[tuple, str] = {}  # the error of choosing targets, or ""
 
     def of(self, data: DataSettings) -> RunData | None:
-        """None if it is not prepared and `make` is false."""
+        """The text of these settings; None if it is not prepared and `make` is false."""
         key = canonical_hash(data.model_dump(mode="json", exclude={"packing", "positions"}))
         if key not in self._open:
             is_ready = self.make or is_prepared(data)
@@ -39,8 +39,8 @@ class StudyTexts:
         return self._open[key]
 
     def prepare(self, plans: Sequence[PlannedCell]) -> None:
-        """Prepare all texts and select them in the evaluations; raises StudyError with every
-        problem of every cell."""
+        """Prepare all texts and select them in the evaluations. Raises StudyError with all errors
+        of all cells."""
         problems = CellProblems()
         for plan in plans:
             with problems.of(plan):
@@ -56,8 +56,8 @@ class StudyTexts:
     def _prepare_evaluation(
         self, plan: PlannedCell, evaluation: PlannedEvaluation, own: PreparedData
     ) -> PlannedEvaluation:
-        """The evaluation with the folder of its own corpus, if it has one; raises EvaluationError
-        where its documents are too few, too short or in the training data."""
+        """The evaluation, with the folder of its own corpus if it has one. Raises StudyError if its
+        documents are too few, too short or in the training data."""
         text = own
         if data := evaluation.data:
             changes: dict[str, Any] = {"tokenizer": saved_settings(own.folder / "tokenizer")}
@@ -82,7 +82,7 @@ class StudyTexts:
     def _target_error(
         self, settings: EvaluationSettings, text: PreparedData, own: PreparedData, length: int
     ) -> str:
-        """Choose targets as evaluate.py will."""
+        """Choose targets like evaluate.py; returns the error, or ''."""
         stores = EvaluationStores(
             read=text.valid if settings.split == "valid" else text.train,
             train=own.train,
@@ -97,7 +97,7 @@ class StudyTexts:
 
 
 def _check_trained_text(plan: PlannedCell, own: RunData | None) -> None:
-    """Raise StudyError if a run was trained on another text than its settings now give."""
+    """Raise StudyError if a run was trained on a text other than its settings now select."""
     if own is None or not is_run(plan.run):
         return
     if read_object(plan.run / MANIFEST).get("data_hash", own.hash) != own.hash:

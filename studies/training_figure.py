@@ -25,8 +25,8 @@ from evaluation.reports.figures import (
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 
-SMOOTHED = 0.02  # share of the steps
-EARLY = 0.1  # of the tokens: losses before may be clipped
+SMOOTHED = 0.02  # width of the smoothing window as a share of the steps
+EARLY = 0.1  # share of the tokens before which losses may be clipped
 EVENTS = {"change": DASHED, "resumed": DOTTED, "forked": "-"}
 NOTE = """Loss in nats per token: each step (thin) and the mean of neighboring steps (bold).
 Dashed: change of positions or length; dotted: resumed; solid: start of a fork."""
@@ -39,7 +39,7 @@ class TrainingCurves:
     Attributes:
         table: run, measure, length, step, tokens (target tokens trained on after the step), value.
             Measures are loss (NaN if it was not finite), loss_smoothed, lr and held_out (`length`:
-            input tokens), and events: `resumed`, `change` of positions or of the window length and
+            input tokens), and the events `resumed`, `change` (of positions or window length) and
             `forked`, whose value is a text.
         targets: hash or number of the held-out targets.
     """
@@ -56,9 +56,10 @@ class TrainingCurves:
 
 def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> TrainingCurves:
     """The curves of a finished or running run; if a step was repeated, its last line counts. Losses
-    are smoothed over a centered window of this share of the steps.
+    are smoothed over a centered window; `smoothed` is its share of the steps.
 
-    Raises TrainingError for no run or a broken file, StudyError if no step has been trained.
+    Raises TrainingError if the folder is not a run or a file is broken, StudyError if no step has
+    been trained.
     """
     run = Run.open(folder)
     file = folder / "metrics.jsonl"
@@ -67,7 +68,7 @@ def read_curves(folder: Path, name: str, smoothed: float = SMOOTHED) -> Training
     if not trained:
         raise StudyError(f"{folder} has no trained step yet")
     steps = pd.DataFrame(trained, columns=["step", "tokens", "loss", "lr"])
-    # numbers that are not finite are stored as texts
+    # numbers that are not finite are stored as strings
     steps = steps.apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
     width = max(1, round(smoothed * len(steps)))
     steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
@@ -118,7 +119,7 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
     def draw(
         axes: Axes, run: TrainingCurves, rows: pd.DataFrame, name: str = "", **style: Any
     ) -> None:
-        """A measure over tokens; a name is followed by the last finite value."""
+        """Draw a measure over tokens; the label is the name with the last finite value."""
         values = rows.value.to_numpy(dtype=float)
         known = values[np.isfinite(values)]
         label = f"{name}  {known[-1]:.3f}" if name and len(known) else ""
@@ -173,7 +174,7 @@ def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
 
 
 def limit_losses(axes: Axes) -> None:
-    """Limits of the y axis without the losses of the first steps and outlying ones."""
+    """Set the limits of the y axis, ignoring losses of the first steps and outliers."""
     late = []
     for line in axes.get_lines():
         tokens, losses = np.asarray(line.get_xydata(), dtype=float).T

@@ -1,15 +1,15 @@
 """Whether an effect holds with size: the same comparison on every rung of a ladder, and a line
-through them.
+through the effects.
 
-An effect is a difference of losses or read gains, positive as predicted. On a rung it is the mean
-over seeds and targets; seeds and units are both random samples. The line is
+An effect is a difference of losses or read gains, positive as predicted. The effect on a rung is
+the mean over seeds and targets; seeds and units are both random samples. The line is
 
     effect = a + b · log10(parameters) + c · log2(trained length),
 
 by least squares over the rungs, whose variances add up as those of every linear contrast of the
-rungs, with Welch-Satterthwaite degrees of freedom. The term of the length is left out where all
-rungs have one length, or where there are too few to tell it from the size. The change is the line
-at the largest size minus the line at the smallest, both at the mean length, and δ the smallest
+rungs, with Welch-Satterthwaite degrees of freedom. The term of the length is left out if all rungs
+have one length, or if there are too few rungs to separate length from size. The change is the line
+at the largest size minus the line at the smallest, both at the mean length; δ is the smallest
 effect that counts:
 
 - steady: the interval of the change lies within ±δ;
@@ -66,11 +66,11 @@ COLUMNS = ["effect", "rung", "parameters", "length", "seed", "unit", "targets", 
 
 
 def effect_rows(trend: TrendSettings, cells: Sequence[dict]) -> pd.DataFrame:
-    """The rows of effects.csv (COLUMNS): each effect by rung, seed and unit, of the cells that were
-    measured.
+    """The rows of effects.csv (COLUMNS): each effect by rung, seed and unit, from the measured
+    cells.
 
     Args:
-        cells: those of results.json.
+        cells: the cells of results.json.
     """
     measured = {frozenset(cell["axes"].items()): cell for cell in cells if cell["status"] == "done"}
     repeats = dict.fromkeys((cell["axes"][trend.axis], cell["axes"][SEED]) for cell in cells)
@@ -93,7 +93,7 @@ def effect_rows(trend: TrendSettings, cells: Sequence[dict]) -> pd.DataFrame:
 
 
 def effect_by_unit(tree: Expression, arms: Sequence[dict]) -> pd.DataFrame:
-    """An effect of one seed by unit: targets, value.
+    """An effect of one seed by unit, with columns targets and value.
 
     Args:
         arms: the cells of the values in `tree`, in their order.
@@ -111,8 +111,8 @@ def effect_by_unit(tree: Expression, arms: Sequence[dict]) -> pd.DataFrame:
 
 
 def with_stored_rows(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """The rows and those of effects.csv, if it exists, of effects, rungs and seeds that they
-    lack."""
+    """The rows, together with the rows of effects.csv, if it exists, for effects, rungs and seeds
+    that `rows` lacks."""
     if not file.is_file():
         return rows
     stored = pd.read_csv(file, dtype={"rung": str, "seed": str, "unit": str})
@@ -139,12 +139,12 @@ class RungEffect:
     """An effect on one rung.
 
     Attributes:
-        parameters: without embeddings, of the first arm.
+        parameters: number of parameters of the first arm, without embeddings.
         length: trained length in tokens.
         seeds: (S,) the effect of each seed.
-        mean: over seeds and targets.
-        residuals: by unit, its part of the deviation of `mean`: targets · (value − mean) over all
-            targets, for the mean over seeds.
+        mean: mean over seeds and targets.
+        residuals: contribution of each unit to the deviation of `mean`: its targets · (value −
+            mean) / all targets, with value averaged over seeds.
     """
 
     rung: str
@@ -184,7 +184,7 @@ class Trend:
     """The line through the rungs of an effect.
 
     Attributes:
-        rungs: those that were measured.
+        rungs: the measured rungs.
     """
 
     def __init__(self, rungs: Sequence[RungEffect], delta: float):
@@ -200,8 +200,8 @@ class Trend:
         self.ends = float(self._sizes.min()), float(self._sizes.max())
 
     def weights(self, size: float) -> np.ndarray:
-        """(R,) factors of the effects of the rungs whose sum is the line at this log10 of
-        parameters and the mean length."""
+        """(R,) weights of the effects of the rungs in the line's value at this log10 of parameters
+        and the mean length."""
         at = [1.0, size, self._mean_length]
         return np.array(at[: len(self._solution)]) @ self._solution
 
@@ -252,9 +252,9 @@ class Trend:
 
     @property
     def word(self) -> str:
-        """See the module."""
+        """The verdict on the trend, as defined in the module docstring."""
         first, last = map(self.at, self.ends)
-        change = self.change  # NaN, and so not resolved, where there are too few units or seeds
+        change = self.change  # NaN, thus not resolved, with too few units or seeds
         if -self.delta < change.low and change.high < self.delta:
             return STEADY
         shown = all(each.low > 0 or each.high < 0 for each in (first, last))
@@ -286,7 +286,7 @@ def trend_table(trend: TrendSettings, rows: pd.DataFrame) -> ReportTable:
 
 
 def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
-    """The trends by effect, of those measured on two rungs and more."""
+    """The trends of the effects measured on at least two rungs, by name."""
     trends = {}
     for name, own in rows.groupby("effect", sort=False):
         rungs = rungs_of(own)

@@ -1,10 +1,10 @@
-"""Stored results of one variant: what the rows of tables are computed from."""
+"""Stored results of one variant, from which the rows of tables are computed."""
 
 from typing import Any, NamedTuple
 
 
 class VariantResult(NamedTuple):
-    """results.json of an evaluation of one run of a variant. `seed`: of its training; '' for an
+    """results.json of an evaluation of one run of a variant. `seed`: training seed; '' for an
     evaluation of single runs."""
 
     variant: str

@@ -78,12 +78,13 @@ class AtlasEntry:
 
     @property
     def kind(self) -> str:
-        """reproduced, refuted or inconclusive."""
+        """The kind of verdict: reproduced, refuted or inconclusive."""
         return self.verdict.word.split(" ")[0]
 
     @property
     def here(self) -> str:
-        """`change at twice the length: novels +0.3 [+0.2, +0.4], stories ... (δ 0.25)`."""
+        """The measured values: `change at twice the length: novels +0.3 [+0.2, +0.4], stories ...
+        (δ 0.25)`."""
         groups: dict[tuple[str, str], list[str]] = {}
         for name, comparison in self.verdict.comparisons.items():
             title, _, label = name.rpartition(", ")
@@ -99,7 +100,8 @@ class AtlasEntry:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the page lists, by name; the filters of the HTML page read it there."""
+        """The facts that the page lists, by name; the filters of the HTML page read them from the
+        page."""
         settings = self.claim.settings
         source = settings.source
         reporter = settings.as_reported_by
@@ -124,7 +126,7 @@ class AtlasEntry:
 
     @property
     def markdown(self) -> str:
-        """The statement, the figure and the facts."""
+        """The statement, the figure and the facts in Markdown."""
         figure = f"results/claims/{self.claim.name}/{FIGURE}.svg"
         alt = plain_text(f"Chart: {', '.join(self.verdict.comparisons)}")
         facts = [f"- **{name}**: {plain_text(text)}" for name, text in self.facts.items()]
@@ -176,8 +178,8 @@ def overview(entries: Sequence[AtlasEntry]) -> Figure:
 
 
 def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
-    """Write the figures and both pages from the results of claims in `docs`/results/claims; the
-    pages."""
+    """Write the figures and both pages from the results of claims in `docs`/results/claims. Returns
+    the pages."""
     verdicts = {
         claim: verdict
         for claim in claims
@@ -194,7 +196,7 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     save(overview(entries), overview_file.parent, overview_file.stem)
     kinds = [entry.kind for entry in entries]
     counts = [f"{kinds.count(kind)} {kind}" for kind in (REPRODUCED, REFUTED, INCONCLUSIVE)]
-    # every other claim, so that none disappears
+    # all claims without a verdict, so that none is missing
     others: list[list[Cell]] = [
         [each.settings.statement, each.settings.published, each.status, command_of(each)]
         for each in claims

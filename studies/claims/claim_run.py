@@ -1,5 +1,5 @@
-"""Runs a claim: a study whose cells are shared with other claims, and whose settings are frozen
-with its first result."""
+"""Runs a claim: a study that shares cells with other claims and whose settings are frozen before
+its first result."""
 
 import shutil
 import subprocess
@@ -56,8 +56,8 @@ class Claim:
 
     @cached_property
     def hash(self) -> str:
-        """Hash of everything that decides: the contents of the files and overrides of every cell
-        and evaluation, the seeds, and the comparisons."""
+        """Hash of everything that determines the verdict: the files and overrides of every cell and
+        evaluation, the seeds, and the comparisons."""
         claim = self.settings
         evaluations = {
             name: [_tree(entry.overrides), _tree(entry.data or []), entry.skip]
@@ -69,7 +69,7 @@ class Claim:
 
     @cached_property
     def _runs(self) -> list[RunSettings]:
-        """The settings of the runs of the first seed."""
+        """The run settings of all cells of the first seed."""
         first = self.settings.seeds[0]
         cells = [cell for cell in cells_of(self.settings) if cell.axes[SEED] == first]
         return [read_run_settings(cell.arguments, None)[0] for cell in cells]
@@ -80,7 +80,7 @@ class Claim:
 
     @property
     def task(self) -> str:
-        """The tasks, or text."""
+        """The names of the tasks; `text` for a run on text."""
         tasks = {
             run.data.source.task.name if isinstance(run.data.source, SymbolSource) else "text"
             for run in self._runs
@@ -89,18 +89,20 @@ class Claim:
 
     @property
     def stored(self) -> Path:
-        """The directory of its results: where it has not run, that of the published ones."""
+        """The directory of the claim's results; if it has not run here, the directory of the
+        published results."""
         return self.folder if (self.folder / RECORD).is_file() else PUBLISHED / self.name
 
     @property
     def record(self) -> dict:
-        """claim.json: when and with which hash the claim was frozen; {} before its first run."""
+        """The content of claim.json: when and with which hash the claim was frozen; {} before its
+        first run."""
         file = self.stored / RECORD
         return read_object(file) if file.is_file() else {}
 
     @property
     def status(self) -> str:
-        """The verdict, or why there is none."""
+        """The verdict, or why it is missing."""
         if not self.record:
             return "not run"
         if self.record["hash"] != self.hash:
@@ -110,12 +112,13 @@ class Claim:
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is a verdict under the present settings."""
+        """Whether the claim has a verdict under its current settings."""
         return self.record.get("hash") == self.hash and self.verdict() is not None
 
     def study_run(self, call: StudyCall, pilot: int = 0) -> StudyRun:
-        """The study of the claim, or with `pilot` the same on as many seeds and on targets for
-        the choice of settings. Raises StudyError for a value that no evaluation measures."""
+        """The study of the claim. With `pilot`, the same study on `pilot` other seeds and on other
+        targets, for the choice of settings. Raises StudyError for a value that no evaluation
+        measures."""
         study = self.settings
         name = self.name
         folder = self.folder
@@ -138,7 +141,7 @@ class Claim:
         if the file is not committed, or was changed after its first result.
 
         Args:
-            is_dry: only check whether it was changed.
+            is_dry: only check whether the claim was changed.
         """
         frozen = self.record.get("hash")
         if frozen is not None and frozen != self.hash:
@@ -157,19 +160,20 @@ class Claim:
         write_json(self.folder / RECORD, record)
 
     def finish(self, results: dict) -> ClaimVerdict | None:
-        """Write results.csv and the cost; the verdict, None while cells are missing."""
+        """Write results.csv and the cost, and return the verdict; None while cells are missing."""
         cells = results["cells"]
         if not is_complete(results):
             return None
         write_table(self.folder / RESULTS, measured_rows(self.settings, cells))
-        if "cpu_seconds" not in self.record:  # of the call that finished it
+        if "cpu_seconds" not in self.record:  # written only by the call that finishes the claim
             seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
             cost = {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
             write_json(self.folder / RECORD, self.record | cost)
         return self.verdict()
 
     def publish(self, root: Path) -> "Claim":
-        """Copy the record and the results to the directory of claims `root`; the claim there."""
+        """Copy the record and the results to `root`, a directory of claims. Returns the copied
+        claim."""
         published = Claim(self.file, self.settings, root)
         if (self.folder / RESULTS).is_file():
             published.folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ class Claim:
         return published
 
     def verdict(self) -> ClaimVerdict | None:
-        """The verdict of the stored results; None before they exist."""
+        """The verdict of the stored results; None if there are none."""
         file = self.stored / RESULTS
         return read_verdict(self.settings, file) if file.is_file() else None
 
@@ -234,14 +238,14 @@ class Claim:
 
 
 def trained_range(run: RunSettings) -> tuple[int, int]:
-    """The smallest and the largest trained length: of problems, for a task on symbols."""
+    """The smallest and the largest trained length; for a task on symbols, of its problems."""
     source = run.data.source
     length = run.train_length
     return source.bounds if isinstance(source, SymbolSource) else (length, length)
 
 
 def lengths_of(run: RunSettings, settings: Any) -> list[int]:
-    """The lengths of an evaluation; the largest of each range of a task on symbols."""
+    """The lengths of an evaluation; for a task on symbols, the largest length of each range."""
     if isinstance(run.data.source, SymbolSource):
         return [longest for _, longest in settings.ranges(trained_range(run))]
     return settings.grid(run.train_length)
@@ -252,13 +256,13 @@ def is_complete(results: dict) -> bool:
 
 
 def _tree(arguments) -> dict:
-    """What files and overrides say, without the defaults of this version."""
+    """The settings in files and overrides, without the defaults of this version."""
     return SettingsLayers(list(arguments)).tree
 
 
 def commit_of(file: Path) -> str:
-    """The commit that changed a file last, "" outside a repository. Raises StudyError if the file
-    has changed since."""
+    """The last commit that changed a file; "" outside a repository. Raises StudyError if the file
+    is not committed or has changed since."""
 
     def git(*words: str) -> str | None:
         command = ["git", "-C", str(file.parent), *words, "--", file.name]
@@ -268,7 +272,7 @@ def commit_of(file: Path) -> str:
     commit = git("log", "-1", "--format=%H")
     if commit is not None and (not commit or git("status", "--porcelain")):
         raise StudyError(
-            f"{file} is not committed: commit it before its first result, so that everybody can "
-            "see that it did not follow from it; --pilot N runs it on N other seeds"
+            f"{file} is not committed: commit it before its first result, as proof that the claim "
+            "came first; --pilot N runs it on N other seeds"
         )
     return commit or ""

@@ -1,4 +1,4 @@
-"""The settings of a claim: a study, what was published, and what decides."""
+"""The settings of a claim: a study, the published result, and the comparisons that decide."""
 
 from functools import cached_property
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from studies.expressions import Expression, expanded, values_in
 from studies.study_results_reader import SEED
 from studies.study_settings import StudySettings
 
-PILOT_SEEDS = 10  # seeds 0 to 9 are for the choice of settings
+PILOT_SEEDS = 10  # seeds 0 to 9 are reserved for the choice of settings
 QUESTIONS = {
     "breaks": "What breaks beyond the trained length?",
     "holds": "What holds beyond the trained length?",
@@ -38,11 +38,11 @@ class PrimaryComparisonSettings(StrictSettings):
         "256}, its change with `from: 64`, or {minus: [A, B]}, {times: [A, B]}, {absolute: [A]}"
     )
     expect: Literal["positive", "no difference"] = Field(
-        description="the prediction: a positive number, or none that counts in either direction"
+        description="the prediction: a positive number, or no effect that counts in any direction"
     )
     delta: float = Field(gt=0, description="the smallest effect that counts, in the value's unit")
     each: str | None = setting(
-        None, "an axis: one comparison for each of its labels, such as corpora"
+        None, "an axis, such as corpora: one comparison for each of its labels"
     )
     solved: float | None = setting(
         None,
@@ -54,10 +54,10 @@ class PrimaryComparisonSettings(StrictSettings):
 
 
 class LearnedSettings(StrictSettings):
-    """A condition within the trained length without which a run does not count as learned."""
+    """A condition within the trained length that a run must meet to count as learned."""
 
     value: dict[str, Any] = Field(
-        description="a value, of all arms with the labels that it names: {metric: nll, length: 64}"
+        description="a value, checked in all arms that match its labels: {metric: nll, length: 64}"
     )
     at_least: float | None = setting(None, "smallest value of a run that has learned")
     at_most: float | None = setting(None, "largest value of a run that has learned")
@@ -87,7 +87,7 @@ class ClaimSettings(StudySettings):
     as_reported_by: str | None = setting(
         None, "where `published` was read, if not in the source itself"
     )
-    deviations: str = Field(description="how this study differs from the published one")
+    deviations: str = Field(description="how this study differs from the published study")
     primary: dict[str, PrimaryComparisonSettings] = Field(
         description="one or two comparisons that decide, by name"
     )
@@ -106,8 +106,7 @@ class ClaimSettings(StudySettings):
 
     @cached_property
     def comparisons(self) -> dict[str, PrimaryComparisonSettings]:
-        """The primary comparisons by name, those with `each` by name and label, with expanded
-        values."""
+        """The primary comparisons with expanded values, by name; with `each`, by name and label."""
         comparisons = {}
         for name, comparison in self.primary.items():
             axis = comparison.each
@@ -119,8 +118,8 @@ class ClaimSettings(StudySettings):
         return comparisons
 
     def arm(self, value: dict) -> dict[str, str]:
-        """The labels of a value on all axes but the seed: the only one of an axis that it does not
-        name."""
+        """The labels of a value on all axes except the seed. An axis that the value does not name
+        has only one label."""
         return {axis: str(value.get(axis, next(iter(self.grid[axis])))) for axis in self.axes}
 
     @property
@@ -131,7 +130,7 @@ class ClaimSettings(StudySettings):
         return list(arms.values())
 
     def conditions(self, arm: dict[str, str]) -> list[LearnedSettings]:
-        """The conditions of an arm."""
+        """The conditions that apply to an arm."""
         return [each for each in self.learned if self.arm(arm | each.value) == arm]
 
     @model_validator(mode="after")

@@ -1,14 +1,14 @@
-"""What was measured for a claim, by seed (results.csv), and the verdict.
+"""The measured values of a claim by seed (results.csv), and the verdict.
 
 A comparison has one paired value for each seed, positive as predicted, and a smallest effect δ that
-counts. Its interval [low, high] is mean ± t·s/√n, or for solved tasks the difference of two
-Clopper-Pearson intervals; the m primary comparisons of a claim share its error probability α.
+counts. Its interval [low, high] is mean ± t·s/√n or, for solved tasks, the difference of two
+Clopper-Pearson intervals. The m primary comparisons of a claim share its error probability α.
 
-- Reproduced: low ≥ δ in every primary comparison. Refuted: high < δ in any.
-- Of a claim of no difference: reproduced if −δ < low and high < δ in every one, refuted if low ≥ δ
-  or high ≤ −δ in any.
-- Otherwise inconclusive, with "sign only" if low > 0 in every one; also where, in an arm, more than
-  one in eight runs has not learned within the trained length.
+- Reproduced: low ≥ δ in every primary comparison. Refuted: high < δ in any comparison.
+- A claim of no difference is reproduced if −δ < low and high < δ in every comparison, refuted if
+  low ≥ δ or high ≤ −δ in any comparison.
+- Otherwise inconclusive, with "sign only" if low > 0 in every comparison. Also inconclusive if more
+  than one in eight runs of an arm has not learned within the trained length.
 """
 
 import math
@@ -30,24 +30,25 @@ from studies.study_results_reader import SEED
 
 ALPHA = 0.05
 POWER = 0.8
-SD_LEVEL = 0.8  # of the upper bound of a pilot's SD; Browne 1995, Statistics in Medicine 14:1933
+# Level of the upper bound of a pilot's SD; Browne 1995, Statistics in Medicine 14:1933.
+SD_LEVEL = 0.8
 REPRODUCED = "reproduced"
 REFUTED = "refuted"
 INCONCLUSIVE = "inconclusive"
 SIGN_ONLY = "inconclusive (sign only)"
 NOT_LEARNED = "inconclusive (not learned)"
-LEARNED = "learned"  # the comparison of rows that decide whether a run has learned
+LEARNED = "learned"  # the comparison in rows that decide whether a run has learned
 
 
 @dataclass(frozen=True)
 class PrimaryComparison:
-    """What was measured for one primary comparison.
+    """The measured values of one primary comparison.
 
     Attributes:
-        values: (n,) one for each seed, positive as predicted; empty for `solved`.
+        values: (n,) the value of each seed, positive as predicted; empty with `solved`.
         error: standard error of one seed's value from the evaluation, a lower bound of s.
-        solved: for each of one or two arms, which of its seeds have solved the task.
-        difference: whether a difference is predicted, or none.
+        solved: for each of one or two arms, whether each of its seeds has solved the task.
+        difference: whether a difference is predicted; False: no difference is predicted.
     """
 
     delta: float
@@ -79,19 +80,19 @@ class PrimaryComparison:
 
 
 def clopper_pearson(hits: int, n: int, alpha: float) -> tuple[float, float]:
-    """(low, high) of a share at level 1 − alpha (Clopper and Pearson 1934)."""
+    """The interval (low, high) of a share at level 1 − alpha (Clopper and Pearson 1934)."""
     low = betaincinv(hits, n - hits + 1, alpha / 2) if hits > 0 else 0.0
     high = betaincinv(hits + 1, n - hits, 1 - alpha / 2) if hits < n else 1.0
     return float(low), float(high)
 
 
 def enough_learned(learned: Sequence[bool]) -> bool:
-    """Whether all but one in eight runs of an arm have learned."""
+    """Whether at most one in eight runs of an arm has not learned."""
     return sum(learned) >= len(learned) - len(learned) // 8
 
 
 def decide(primaries: Sequence[PrimaryComparison], alpha: float = ALPHA) -> str:
-    """The verdict, where every arm has learned."""
+    """The verdict if every arm has learned."""
     ends = [primary.interval(alpha / len(primaries)) for primary in primaries]
     reproduced = []
     refuted = []
@@ -125,16 +126,16 @@ def p_value(primaries: Sequence[PrimaryComparison]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[bool]:
-    """Which verdicts hold simultaneously at level 1 − ALPHA (Holm 1979)."""
+    """Whether each verdict holds simultaneously with the others at level 1 − ALPHA (Holm 1979)."""
     ordered = np.sort(p_values)
     hold = ordered <= ALPHA / (len(ordered) - np.arange(len(ordered)))
-    failed = ordered[~hold][:1]  # the smallest that does not hold, and all above it
+    failed = ordered[~hold][:1]  # the smallest p that fails; all larger ones fail too
     return [bool((p < failed).all()) for p in p_values]
 
 
 def detectable(seeds: int, primaries: int) -> float:
-    """The effect beyond δ, in standard deviations, that is found with this POWER: 1.16 for eight
-    seeds and one comparison."""
+    """The effect beyond δ, in standard deviations, that is detected with probability POWER: 1.16
+    for eight seeds and one comparison."""
     df = seeds - 1
     t = float(stdtrit(df, 1 - ALPHA / (2 * primaries)))
     return float(nctdtrinc(df, 1 - POWER, t)) / math.sqrt(seeds)
@@ -158,11 +159,11 @@ class MeasuredValues:
         self._cells = {frozenset(cell["axes"].items()): cell for cell in cells}
 
     def cell(self, value: dict, seed: str) -> dict:
-        """The cell of an arm."""
+        """The cell of a value's arm and a seed."""
         return self._cells[frozenset((self.claim.arm(value) | {SEED: seed}).items())]
 
     def units(self, value: dict, seed: str) -> pd.DataFrame:
-        """Raises StudyError if the value was not measured."""
+        """A value by unit. Raises StudyError if it was not measured."""
         return unit_values(self.cell(value, seed), value)
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
@@ -182,10 +183,9 @@ class MeasuredValues:
 
 
 def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
-    """The rows of results.csv: for each comparison and seed its value, with the standard error of
-    the evaluation, and the values of arms that it is made of; then those of the conditions of
-    learning, NaN for an undertrained model, which fulfils none. Raises StudyError for one that is
-    missing."""
+    """The rows of results.csv. For each comparison and seed: its value with the standard error of
+    the evaluation, and the values of arms in it. Then the values of the conditions of learning, NaN
+    for an undertrained model, which meets none. Raises StudyError for a missing value."""
     values = MeasuredValues(claim, cells)
     columns = [*claim.axes, *DEFAULTS]
 
@@ -224,8 +224,8 @@ class ClaimVerdict:
 
     Attributes:
         word: reproduced, refuted or inconclusive.
-        comparisons: by name, with `ends`, their intervals.
-        learned: by arm, the number of runs that have learned, of `seeds`.
+        comparisons: primary comparisons by name; `ends`: their intervals by name.
+        learned: by arm, the number of its `seeds` runs that have learned.
         p: the smallest error probability at which the verdict would be the same.
     """
 
@@ -239,7 +239,7 @@ class ClaimVerdict:
 
 def read_verdict(claim: ClaimSettings, file: Path) -> ClaimVerdict:
     """The verdict on a claim from its results.csv."""
-    table = pd.read_csv(file, dtype=str, keep_default_na=False)  # labels and seeds are texts
+    table = pd.read_csv(file, dtype=str, keep_default_na=False)  # labels and seeds are strings
     for column in ("value", "error"):
         table[column] = pd.to_numeric(table[column])
 

@@ -1,4 +1,4 @@
-"""`study.py claims`, and study.py on the file of one claim."""
+"""The commands `study.py claims` and `study.py FILE` for the file of one claim."""
 
 import time
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ COLUMNS = ["claim", "question", "cells", "status", "cost", "left"]
 
 
 def load_claims(folder: Path = CLAIMS) -> list[Claim]:
-    """All claims of a folder, by name."""
+    """All claims of a folder, in the order of their names."""
     files = sorted(folder.glob("*.yaml"))
     return [Claim(file, load_settings(ClaimSettings, [str(file)])) for file in files]
 
 
 def run_claims(call: StudyCall) -> int:
-    """List the claims with their status and cost; with --all run what is left, the cheapest first;
-    with --publish write the atlas. Returns the exit status."""
+    """List the claims with their status and cost. With --all, run the unfinished claims, the
+    cheapest first; with --publish, write the atlas. Returns the exit status."""
     options = call.options
     console = call.console
     claims = load_claims()
@@ -45,7 +45,7 @@ def run_claims(call: StudyCall) -> int:
                 run = claim.study_run(call)
                 left[claim] = sum(run.flops[name] for name in run.flops.keys() - run.done)
                 cells = f"{len(run.done)} of {len(run.cells)}"
-            except USER_ERRORS:  # of this claim, such as a text that is not here
+            except USER_ERRORS:  # errors of this claim, such as a missing text
                 absent.append(claim)
         rows.append([
             claim.name,
@@ -68,7 +68,7 @@ def run_claims(call: StudyCall) -> int:
 
 
 def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
-    """Run claims one after the other, within `options.hours`; the worst exit status."""
+    """Run claims one after the other, within `options.hours`. Returns the worst exit status."""
     options = call.options
     hours = options.hours
     begun = time.monotonic()
@@ -78,7 +78,7 @@ def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
             options.hours = max(0.0, hours - (time.monotonic() - begun) / 3600)
         try:
             status = run_claim(claim, call)
-        except UserError as error:  # of this claim; the others can run
+        except UserError as error:  # an error of this claim; the others can run
             call.console.warn(f"{claim.name}: {error}")
             status = 2
         worst = max(worst, status)
@@ -88,7 +88,7 @@ def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
 
 
 def run_claim(claim: Claim, call: StudyCall) -> int:
-    """Run one claim, or its pilot; returns the exit status."""
+    """Run one claim or its pilot. Returns the exit status."""
     options = call.options
     console = call.console
     run = claim.study_run(call, options.pilot)
@@ -108,7 +108,7 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
 
 def _print_pilot(claim: Claim, results: dict) -> None:
     """Print the values of each comparison, and the smallest effect that the seeds of the claim can
-    show by their SD."""
+    show given the SD of the values."""
     pilot = claim.pilot_values(results)
     seeds = claim.settings.seeds
     for name, values in pilot.items():
