@@ -1,22 +1,22 @@
 """The user errors of all packages, and the exit statuses of train.py.
 
-A user error is one that the user can cause and fix: commands print its message, which names the
-setting or file and the fix, without a traceback. Every package may import this module.
+A user error is an error that the user can cause and fix. Commands print its message, which names
+the setting or file and the fix, without a traceback. Every package may import this module.
 """
 
 import errno
 import os
 
 # Exit statuses; 0 is a completed run.
-FAILED = 2  # an error of this process or of another one of the run
+FAILED = 2  # an error of this process or of another process of the run
 INTERRUPTED = 130  # Ctrl-C; 128 + SIGINT, as shells report it
 REQUEUE = 75  # SIGTERM or SIGUSR1: the same command resumes the run; EX_TEMPFAIL of sysexits.h
 RANK_LOST = 76  # another process died or hangs: the same command resumes from the last checkpoint
 
 
 class UserError(ValueError):
-    """Base class of the errors below. A ValueError, so that pydantic reports it with its other
-    problems."""
+    """Base class of the errors below. A ValueError, so that pydantic reports it together with its
+    own errors."""
 
 
 class ModelError(UserError):
@@ -44,7 +44,7 @@ class StudyError(UserError):
 
 
 class InteropError(UserError):
-    """A Hugging Face folder that cannot be converted, or not without a different result."""
+    """A Hugging Face folder that cannot be converted, or only with different results."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

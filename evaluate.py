@@ -1,12 +1,12 @@
 """Evaluate a trained run at its trained length and beyond.
 
-    python evaluate.py RUN                            as trained, and truncated to that length
+    python evaluate.py RUN                            as trained, and truncated to the trained length
     python evaluate.py RUN lengths=[256,512] methods=[trained,truncate,yarn] targets=128
     python evaluate.py RUN configs/evaluation/extension.yaml           with a settings file
     python evaluate.py RUN --matrix                   all applicable methods, in one table
     python evaluate.py RUN --verbose                  the whole summary below the table
     python evaluate.py A B C lengths=[256,512]        several runs on the same targets
-    python evaluate.py RUN targets_by=repetition      also what is read at a distance
+    python evaluate.py RUN targets_by=repetition      also the read gain of repeated text
     python evaluate.py RUN --dry-run                  list the cells, estimate the memory
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
     python evaluate.py hf:HuggingFaceTB/SmolLM2-135M  a model of Hugging Face: hub name or folder
@@ -27,11 +27,11 @@ declared length of a window, the same for all its tokens, so prefilling a cache 
 numbers of a single pass.
 
 Several runs are compared with the first by paired differences on the same targets, as trained or
-under each of `methods`; runs with different tokenizers per byte of the same text. The results are
-written to the first run's folder.
+under each of `methods`. Runs with different tokenizers are compared per byte of the same text. The
+results are written to the first run's folder.
 
 --dry-run checks that the checkpoint and the text exist, lists the cells and estimates the
-memory. It skips the search for overlaps with the training text.
+memory. A dry run skips the search for overlaps with the training text.
 
 Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures.
 Cells measured before are reused, so an interrupted evaluation continues where it stopped.
@@ -40,7 +40,7 @@ written.
 
 Several processes give the same numbers as one; rank 0 writes and prints. Windows are divided among
 them. With context=N, N processes share each window, for lengths that do not fit into the memory of
-one: each reads 1/N of the tokens and holds the keys of one layer at a time.
+one process: each reads 1/N of the tokens and holds the keys of one layer at a time.
 """
 
 import shlex
@@ -94,13 +94,13 @@ def parser_of(usage: str | None) -> SettingsParser:
     add(
         "--dry-run",
         action="store_true",
-        help="list what is measured and estimate the memory",
+        help="list the cells and estimate the memory",
     )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate as the command line says; returns the exit status."""
+    """Run the evaluation of the command line and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(__doc__).parse(arguments, needs_arguments=True)
     runs, overrides = split_runs(options.overrides)
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         overrides.append("matrix=true")
     settings = load_settings(settings_class(overrides), overrides)
 
-    # these import torch, which --help and a mistyped setting do not need
+    # imported here: --help and errors in settings do not need torch
     from evaluation.evaluate_runs import run_evaluation, show
     from interop.imported_runs import run_of
     from model.devices import prepare_cpu

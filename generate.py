@@ -5,11 +5,11 @@
   echo "Once upon a time" | python generate.py RUN --greedy
   python generate.py RUN --tokens 2000 "model.position.scaling={name: yarn, factor: auto}"
 
-RUN is a run directory, or hf:FOLDER or hf:NAME: a model that is first converted to a run. Prompts
-come from --prompt, --file or standard input (one prompt). Without a prompt, the model starts a new
-document. Text is printed as it is generated.
+RUN is a run directory, or hf:FOLDER or hf:NAME for a model that is first converted to a run.
+Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model
+starts a new document. Text is printed as it is generated.
 
-Overrides such as model.position.window=256 change the positional scheme for this call, where the
+Overrides such as model.position.window=256 change the positional scheme for this call, if the
 trained weights allow it, in every layer kind that has the setting. Standard error reports the
 resulting scheme. Methods that depend on the sequence length use prompt length plus --tokens from
 the first token on, so results are the same with and without the cache.
@@ -206,8 +206,8 @@ def report_positions(
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """A function that raises KeyboardInterrupt after Ctrl-C. Between its calls a first Ctrl-C
-    raises nothing: an exception at any place may be lost in a callback of a library."""
+    """A function that raises KeyboardInterrupt if Ctrl-C was pressed. Between its calls the first
+    Ctrl-C raises nothing: an exception raised anywhere may be lost in a callback of a library."""
     pressed = 0
 
     def on_interrupt(number: int, frame: object) -> None:
@@ -228,7 +228,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
-    """Generate text as the command line says."""
+    """Generate the text that the command line requests."""
     args = parse_options(arguments)
     console = Console()
     sampling = SamplingParams(

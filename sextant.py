@@ -49,7 +49,7 @@ NOT_A_CLONE = (
 class EvaluationTable:
     """The results of one evaluation."""
 
-    rows: list[dict[str, Any]]  # one per number, with the columns of results.csv
+    rows: list[dict[str, Any]]  # one row per number, with the columns of results.csv
     figures: list[Path]
     text: str  # summary and tables, in Markdown
     folder: Path
@@ -134,7 +134,7 @@ def generate(
 def evaluate(
     run: "LoadedRun | str | Path", *arguments: str, folder: str = "python", **settings: Any
 ) -> EvaluationTable:
-    """Evaluate a run as evaluate.py does; finished measurements are reused.
+    """Evaluate a run like evaluate.py; finished measurements are reused.
 
     Args:
         arguments: settings files and overrides, such as `configs/evaluation/extension.yaml`.
@@ -165,11 +165,11 @@ def evaluate(
 
 
 def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
-    """Train as train.py does, or resume, and load the result.
+    """Train like train.py, or resume, and load the result.
 
     Args:
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
-        run_dir: run directory; by default the one that train.py chooses.
+        run_dir: run directory; default: chosen by train.py.
     """
     _require_clone()
     options = [] if run_dir is None else ["--run-dir", str(run_dir)]
@@ -181,7 +181,7 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
 
 @cache
 def _train_script() -> ModuleType:
-    """train.py, by its path: a program that imports `sextant` may have a train.py of its own."""
+    """Import train.py by its path: a program that imports `sextant` may have its own train.py."""
     spec = spec_from_file_location("sextant_train", ROOT / "train.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -190,7 +190,7 @@ def _train_script() -> ModuleType:
 
 
 def _require_clone() -> None:
-    """Raise ImportError where Sextant was installed from a wheel, without scripts and configs."""
+    """Raise ImportError if Sextant was installed from a wheel, without scripts and configs."""
     if not (ROOT / "train.py").is_file():
         raise ImportError(NOT_A_CLONE)
 

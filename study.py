@@ -4,16 +4,16 @@
     python study.py configs/studies/quick.yaml              again: resume where it stopped
     python study.py configs/studies/quick.yaml --report     write the report of the finished cells
     python study.py configs/studies/quick.yaml --dry-run    list the cells, the remaining work and time
-    python study.py configs/studies/quick.yaml --list       print the commands that are left, for a shell
+    python study.py configs/studies/quick.yaml --list       print the unfinished commands, for a shell
     python study.py configs/studies/quick.yaml --jobs 4     run four cells at a time, on CPU or GPUs
-    python study.py configs/studies/quick.yaml --hours 8    start no cell that would end later
+    python study.py configs/studies/quick.yaml --hours 8    start only cells expected to finish in time
     python study.py configs/studies/quick.yaml report.baseline=none      override a setting
 
 A study file:
 
     base: [configs/tiny.yaml, training.tokens=2M]      # files and overrides of train.py, for all cells
     grid:                                              # a cell is one label of every axis
-      scheme:                                          # what is compared: label: files and overrides
+      scheme:                                          # the compared axis: label: files and overrides
         rope: [configs/position/rope.yaml]
         none: [configs/position/none.yaml]
         alibi: [configs/position/alibi.yaml]
@@ -32,17 +32,17 @@ A study file:
 The study's directory, by default runs/studies/<name of the file>, contains
 
     study.yaml                    the resolved settings
-    runs/scheme=rope,seed=0/ ...  one run directory per cell: the only record of what is done
+    runs/scheme=rope,seed=0/ ...  one run directory per cell: the only record of progress
     logs/                         the output of each cell
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
     times.jsonl                   the seconds of each command that ran, and its error
 
-A study is a list of commands: `--list` prints them, one per line, each of which runs in a shell, in
-GNU parallel or as a job; the lines of one cell run in their order. `--launcher slurm` submits each
+A study is a list of commands: `--list` prints them, one per line, to run in a shell, in GNU
+parallel or as jobs; the commands of one cell must run in order. `--launcher slurm` submits each
 cell as a job; SBATCH_PARTITION and other variables of sbatch select its resources. The same command
-on several machines with a common folder divides the cells among them, as in `sbatch --array=1-8`.
-A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
+on several machines with a common folder divides the cells among them, as in `sbatch --array=1-8`. A
+failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
 files wherever they appear, so an override in `base` also takes precedence over the files of the
 grid.
 """
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the study that the command line names; returns the exit status."""
+    """Run the study of the command line and return the exit status."""
     assert __doc__
     options = parse_options(__doc__, arguments)
     if options.claims or isinstance(options.study, ClaimSettings):
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def claims(options: Namespace) -> int:
-    """List or run claims; returns the exit status."""
+    """List or run claims. Returns the exit status."""
     from studies.claims.claim_run import Claim
     from studies.claims.command import run_claim, run_claims
 
@@ -90,18 +90,18 @@ def claims(options: Namespace) -> int:
 
 
 def study_call(options: Namespace) -> "StudyCall":
-    # these import torch, which --help and a mistyped setting do not need
+    # imported here: --help and errors in settings do not need torch
     from interop.imported_runs import with_imported_parent
     from studies.cell_pool import gpus
     from studies.study_run import StudyCall
 
     options.jobs = options.jobs or max(1, len(gpus()))
-    console = Console(results=not options.list)  # whose only result are the lines
+    console = Console(results=not options.list)  # with --list the commands are the only result
     return StudyCall(options, console, with_imported_parent)
 
 
 def run_study(options: Namespace) -> int:
-    """Run the study, or print or submit its commands; returns the exit status."""
+    """Run the study, or print or submit its commands. Returns the exit status."""
     from studies.study_run import StudyRun
 
     call = study_call(options)
@@ -120,7 +120,7 @@ def run_study(options: Namespace) -> int:
 
 
 def stored_results(options: Namespace) -> dict:
-    """The results of a study, under its present report settings and variants."""
+    """The results of a study with its current report settings and variants."""
     study = options.study
     if (options.folder / "runs").is_dir():
         from studies.study_run import StudyRun
@@ -130,9 +130,9 @@ def stored_results(options: Namespace) -> dict:
             run = StudyRun(study, options.name, options.folder, call)
             run.prepare()
             return run.gather()
-        except UserError as error:  # such as a text that is not here
+        except UserError as error:  # for example a missing text
             call.console.warn(f"the report is of {options.folder / RESULTS} as it is: {error}")
-    results = read_results(options.folder)  # also without the runs, as when it was copied alone
+    results = read_results(options.folder)  # needs only results.json, not the runs
     results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
     return results
 

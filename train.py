@@ -39,13 +39,13 @@ from training.validation import Validation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says; returns the exit status."""
+    """Run the training of the command line and return the exit status."""
     status, _ = run_training(arguments)
     return status
 
 
 def run_training(arguments: Sequence[str] | None = None) -> tuple[int, Path]:
-    """Train as the command line says; returns the exit status and the run directory."""
+    """Run the training of the command line and return the exit status and the run directory."""
     assert __doc__
     options = parse_options(__doc__, arguments)
     if setting_before_validation(options.overrides, "parent") is not None:
@@ -65,7 +65,7 @@ def run_training(arguments: Sequence[str] | None = None) -> tuple[int, Path]:
 
 
 def train(run: TrainingRun) -> int:
-    """Train from the newest good checkpoint to the last step; returns the exit status."""
+    """Train from the newest intact checkpoint to the last step. Returns the exit status."""
     parallel = run.parallel
     t = run.settings.training
     state = TrainState.create(run.model, run.settings, parallel)
@@ -136,8 +136,8 @@ def train_step(
 def forward_backward(
     state: TrainState, batch: StepBatch, parallel: Parallel, z_loss: float | None = None
 ) -> torch.Tensor:
-    """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step; the
-    last one reduces it over all ranks.
+    """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step. The
+    last micro-batch reduces the gradient over all ranks.
 
     Returns:
         The sum of this rank's NLL, () float64.

@@ -16,7 +16,8 @@ PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
 
 
 class HostTokens:
-    """Tokens (B,) that are copied to the host; `read` waits for the copy, not for later work."""
+    """Tokens (B,) that are being copied to the host; `read` waits for the copy, not for later
+    work."""
 
     def __init__(self, tokens: Tensor):
         self._tokens = tokens
@@ -36,30 +37,32 @@ class HostTokens:
 class Generation:
     """An iterator over generation steps for a batch of prompts; each step yields one token per row.
 
-    Finished rows yield None, after their end-of-document token. The tokens of a row do not depend
+    After its end-of-document token, a finished row yields None. The tokens of a row do not depend
     on the rest of the batch: each row has its own random generator and its own declared length.
 
     Args:
         model: the model; its device and dtype are used.
-        prompts: token ids of each row, at least one each.
+        prompts: token ids of each row, at least one per row.
         tokens: maximum number of new tokens; prompt + tokens is the declared length of the row.
         sampling: sampling parameters.
-        seeds: one per row (default: 0 for all, so equal prompts have equal continuations).
+        seeds: one seed per row (default: 0 for all rows, so equal prompts have equal
+            continuations).
         eos_ids: tokens that finish a row.
         vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which
             is never sampled; None: all rows are ids.
         cache: False recomputes all tokens at each step, as a reference for the cache.
-        is_compiled: compile the passes after the prompt on a GPU, if their operations are the same;
-            other models and devices ignore it.
+        is_compiled: on a GPU, compile the passes after the prompt if their operations are the same;
+            ignored for other models and devices.
         prefill_chunk: tokens per prefill pass.
-        positions: of each row, those of its prompt and of `tokens` new tokens; None: 0, 1, 2, ...
+        positions: for each row, the positions of its prompt and of `tokens` new tokens; None: 0, 1,
+            2, ...
 
     Attributes:
-        finish: per row None while it is active, then ``eos``, ``length`` or ``stop``.
+        finish: for each row, None while it is active, then ``eos``, ``length`` or ``stop``.
 
     Raises:
-        ModelError: invalid prompts or too many tokens, before any compute; non-finite logits, after
-            the prefill.
+        ModelError: before any compute, for invalid prompts or too many tokens; after the prefill,
+            for non-finite logits.
     """
 
     def __init__(
@@ -93,8 +96,8 @@ class Generation:
         counts = [len(prompt) for prompt in prompts]
         self.width = max(counts)
         device = model.embed.weight.device
-        # Slots of the whole generation; a pass is a slice of them. The last token is never an
-        # input.
+        # Positions of the slots of the whole generation; a pass uses a slice of them. The last
+        # token is never an input.
         slots = self.width + tokens - 1
         if len(set(counts)) == 1:
             self.positions = TokenPositions.plain(
@@ -135,7 +138,7 @@ class Generation:
         try:
             yield from self._steps()
         finally:
-            self.decode = None  # its buffers are free for the next generation
+            self.decode = None  # frees its buffers for the next generation
 
     @torch.inference_mode()
     def _steps(self) -> Iterator[list[int | None]]:
@@ -156,7 +159,7 @@ class Generation:
             is_last = step == self.tokens - 1
             tokens = HostTokens(new)
             # A GPU computes the next pass while the host reads the tokens. The first of these
-            # passes records them, which the first token does not wait for.
+            # passes is recorded as a graph; the first token does not wait for the recording.
             is_early = new.device.type == "cuda" and self.decode is not None and not is_last
             if is_early:
                 logits = self._extend(new, self.width + step)
@@ -167,7 +170,7 @@ class Generation:
                 logits = self._extend(new, self.width + step)
 
     def _finished(self, new: list[int], is_last: bool) -> list[int | None]:
-        """The new tokens, None for rows that had finished before; updates `finish`."""
+        """The new tokens, None for rows that finished earlier; updates `finish`."""
         tokens: list[int | None] = []
         for row, token in enumerate(new):
             tokens.append(token if self.finish[row] is None else None)
@@ -178,7 +181,7 @@ class Generation:
         return tokens
 
     def _prefill(self) -> Tensor:
-        """(B, V) logits after the prompts."""
+        """The logits (B, V) after the prompts."""
         if self.cache is None:
             return self._pass(0, self.width, keep=1)
         for start in range(0, self.width, self.chunk):
@@ -187,7 +190,7 @@ class Generation:
         return logits
 
     def _extend(self, new: Tensor, slot: int) -> Tensor:
-        """(B, V) logits after writing the tokens new (B,) to `slot`."""
+        """The logits (B, V) after writing the tokens `new` (B,) to `slot`."""
         if self.cache is not None:
             if self.decode is None:
                 rest = self.positions.part(self.width, self.rows.shape[1])
@@ -212,7 +215,7 @@ class Generation:
         return logits[:, -1] if keep else logits
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """(B, V) tokens of each prompt, without padding."""
+        """(B, V) whether each prompt contains each token; padding does not count."""
         previous = torch.zeros(len(prompts), self.vocab_size, dtype=torch.bool)
         for row, prompt in zip(previous, prompts, strict=True):
             row[torch.tensor(prompt)] = True
@@ -222,7 +225,7 @@ class Generation:
 def _given(
     plain: TokenPositions, positions: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> TokenPositions:
-    """`plain` with given positions of each row; `counts` are the tokens of its prompt."""
+    """`plain` with the given `positions` of each row. `counts`: number of tokens of each prompt."""
     slots = plain.order.shape[1]
     rows = torch.zeros(len(positions), slots, dtype=torch.int64)
     for row, given, count in zip(rows, positions, counts, strict=True):
@@ -239,8 +242,8 @@ def check_prompts(
     vocab_size: int,
     needed: int,
 ) -> None:
-    """Raise ModelError for prompts that cannot be continued by `tokens` new tokens, which require
-    `needed` positions."""
+    """Raise ModelError if the prompts cannot be continued by `tokens` new tokens, or need more
+    positions (`needed`) than the model has."""
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(
             f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} "

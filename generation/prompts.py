@@ -11,9 +11,9 @@ from errors import TrainingError
 def read_prompts(
     prompts: Sequence[str], file: str | None, stdin: TextIO, read_stdin: bool = False
 ) -> list[str]:
-    """All prompts, in the order: `prompts`, those of `file`, standard input.
+    """All prompts, in this order: `prompts`, the prompts in `file`, standard input.
 
-    Standard input holds one prompt. It is read if `read_stdin` is set, and also if it is a pipe and
+    Standard input contains one prompt. It is read if `read_stdin` is set, or if it is a pipe and
     there is no other prompt. Without any prompt, returns one empty prompt.
 
     Args:
@@ -59,7 +59,8 @@ def _parse_json(line: str, where: str) -> str:
 
 
 def _check_utf8(prompt: str, where: str) -> str:
-    """The prompt itself; TrainingError if it contains surrogates, which UTF-8 cannot encode."""
+    """The prompt, unchanged. Raises TrainingError if it contains surrogates, which UTF-8 cannot
+    encode."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

@@ -31,11 +31,11 @@ class Sample:
     finish: str | None = None
 
     def add(self, token: int, finish: str | None) -> str:
-        """Append a token; returns the text that is certain now.
+        """Append a token and return the text that became final.
 
         Args:
-            finish: why generation finishes with this token, or None. A stop string ends the sample
-                too.
+            finish: reason why generation finishes with this token, or None. A stop string also ends
+                the sample.
         """
         self.tokens.append(token)
         text = self.stream.push(token)
@@ -48,7 +48,7 @@ class Sample:
         return text
 
     def interrupt(self) -> None:
-        """End an incomplete sample that has tokens."""
+        """Mark an incomplete sample with tokens as interrupted."""
         if self.tokens and not self.finish:
             self.text += self.stream.end()
             self.finish = "interrupted"
@@ -94,11 +94,12 @@ def generate_samples(
     cache: bool = True,
     is_compiled: bool = False,
 ) -> Iterator[Sample]:
-    """Generate samples in batches; yields a sample whenever its text grows or it is complete.
+    """Generate samples in batches; yields a sample whenever its text grows or the sample is
+    complete.
 
     Args:
         tokens: see `Generation`.
-        items: the data of a model that was trained on task items, which may give the positions.
+        items: the training data of a model trained on task items, which may define positions.
         cache, is_compiled: see `Generation`.
     """
     for start in range(0, len(samples), batch_size):

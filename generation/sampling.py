@@ -10,7 +10,7 @@ from torch import Tensor
 
 from errors import ModelError
 
-NUCLEUS = 512  # most likely tokens tried first for top_p
+NUCLEUS = 512  # number of most likely tokens tried first for top_p
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class SamplingParams:
 
     Attributes:
         repetition_penalty: positive logits of tokens already in the row (prompt included) are
-            divided by this, negative ones multiplied; 1: off. Keskar et al. 2019
+            divided by this factor, negative logits multiplied; 1: off. Keskar et al. 2019
             (arXiv:1909.05858).
-        temperature: divides the logits; 0: greedy.
-        top_k: keep this many most likely tokens.
+        temperature: divisor of the logits; 0: greedy.
+        top_k: keep only this many most likely tokens.
         top_p: after top_k, keep the smallest set of most likely tokens with at least this total
             probability. Holtzman et al. 2019 (arXiv:1904.09751).
         min_p: drop tokens with less than this fraction of the highest probability. Nguyen et al.
@@ -55,7 +55,8 @@ class SamplingParams:
         return self.temperature == 0
 
     def penalized(self, logits: Tensor, previous: Tensor | None) -> Tensor:
-        """logits (B, V) after the repetition penalty of the tokens marked in `previous` (B, V)."""
+        """The logits (B, V) with the repetition penalty on the tokens marked in `previous` (B,
+        V)."""
         if previous is None or self.repetition_penalty == 1:
             return logits
         r = self.repetition_penalty
@@ -106,7 +107,7 @@ class SamplingParams:
         """(B,) token ids drawn from logits (B, V).
 
         Args:
-            previous: (B, V) tokens of each row, for the repetition penalty.
+            previous: (B, V) whether each row contains each token, for the repetition penalty.
             u: (B, 1) float64 uniform random numbers in [0, 1), unused if greedy.
         """
         logits = self.penalized(logits, previous)

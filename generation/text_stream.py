@@ -10,14 +10,13 @@ class TextStream:
     """Decodes tokens to text as early as possible.
 
     Incomplete UTF-8 sequences are buffered until they are complete. Text that may be the start of a
-    stop string is buffered until the stop string is complete, which ends the text before it, or
-    ruled out.
+    stop string is buffered until the stop string is ruled out, or is complete and ends the text.
 
     Args:
         tokenizer: any object with `pieces` and `prefix`.
         stops: strings that end the text; they are not part of it.
-        begins: the text has no prompt, so the space that some tokenizers put before each text is
-            dropped.
+        begins: whether the text has no prompt; then the space that some tokenizers put before each
+            text is dropped.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class TextStream:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that is certain after this token; "" after a stop string."""
+        """The text that became final with this token; "" after a stop string."""
         piece = self.pieces[token]
         if piece and self.drop:
             piece = piece.removeprefix(self.drop)
@@ -51,7 +50,7 @@ class TextStream:
         if self.stopped:
             return ""
         self.pending += text
-        # The stop string that is complete first, independent of token boundaries.
+        # The stop string that completes first, independent of token boundaries.
         matches = [
             (start + len(stop), start)
             for stop in self.stops

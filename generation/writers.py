@@ -10,8 +10,7 @@ from generation.samples import Sample
 class TextWriter:
     """Writes samples one after the other and streams the first incomplete one.
 
-    `escape` replaces control characters where `out` is a terminal; files receive the text
-    unchanged.
+    `escape` replaces control characters if `out` is a terminal; files receive the text unchanged.
     """
 
     def __init__(
@@ -23,7 +22,7 @@ class TextWriter:
         self.samples = samples
         self.out = out
         self.escape = escape if out.isatty() else str
-        # current sample; how many of its characters are written
+        # index of the current sample; number of its characters written
         self.at = 0
         self.written = 0
         self.has_header = False
