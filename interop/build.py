@@ -23,7 +23,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model read from elsewhere, with float32 weights, in evaluation mode."""
+    """A model from another codebase, with float32 weights, in evaluation mode."""
 
     model: Transformer
     shape: ImportedShape
@@ -31,12 +31,12 @@ class ImportedModel:
 
 
 def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
-    """The model of a checkpoint. Nothing is allocated before every size of the configuration has
-    been compared with the stored tensors.
+    """The model of a checkpoint. Every size of the configuration is compared with the stored
+    tensors before anything is allocated.
 
     Raises:
-        InteropError: a configuration that our decoder would compute differently, or tensors that
-            are missing, left over, damaged, not finite, or of another shape or type.
+        InteropError: our decoder would compute the configuration differently, or tensors are
+            missing, left over, damaged, not finite, or of another shape or type.
     """
     where = checkpoint.config_file
     numbers = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
@@ -87,14 +87,15 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
 
 
 def _in_class(checkpoint: ForeignCheckpoint, family: Family) -> dict[str, StoredTensor]:
-    """The tensors under the names of transformers' class, which differ from those in some files."""
+    """The tensors by their names in transformers' class, which differ from the names in some
+    files."""
     tensors = dict(checkpoint.tensors)
     for ours, theirs in family.renamed.items():
         tensors = {name.replace(ours, theirs): stored for name, stored in tensors.items()}
     for name in [name for name in tensors if ".q_conv1d." in name]:
         names = [name.replace(".q_", f".{letter}_") for letter in "qkv"]
         if not tensors.keys() >= set(names):
-            continue  # reported as missing
+            continue  # reported as missing later
         parts = [tensors.pop(part) for part in names]
         tensors[name.replace("q_conv1d", "conv1d")] = replace(
             parts[0],
@@ -112,7 +113,8 @@ def _transformer(shape: ImportedShape) -> Transformer:
 
 
 def _check_names(checkpoint: ForeignCheckpoint, needed: set[str], is_tied: bool) -> bool:
-    """Refuse missing and unknown tensors; returns whether there is a copy of a tied embedding."""
+    """Refuse missing and unknown tensors. Returns whether the checkpoint has a copy of a tied
+    embedding."""
     where = checkpoint.config_file
     if missing := sorted(needed - checkpoint.tensors.keys()):
         fix = ": if its head is the embedding, set tie_word_embeddings = true"

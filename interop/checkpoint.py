@@ -16,8 +16,8 @@ from errors import InteropError
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")  # the first that exists
-DTYPES = ("F32", "F16", "BF16")  # each becomes float32 without loss
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")  # the first existing file is used
+DTYPES = ("F32", "F16", "BF16")  # dtypes that convert to float32 without loss
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class StoredTensor:
     """A tensor in a file, read on demand.
 
     Attributes:
-        file: the file that contains it.
-        shape: its shape, as transformers has it: (out, in) for matrices.
-        read: returns it in float32, or float64 if it is stored in float64; raises InteropError if
-            it is damaged or cannot be converted.
+        file: the file that contains the tensor.
+        shape: the shape in transformers: (out, in) for matrices.
+        read: returns the tensor in float32, or in float64 if it is stored in float64; raises
+            InteropError if it is damaged or cannot be converted.
     """
 
     file: Path
@@ -41,13 +41,13 @@ class ForeignCheckpoint:
     """Configuration and weights of a Hugging Face folder.
 
     Attributes:
-        name: what to call the checkpoint in run names and model cards.
+        name: name of the checkpoint in run names and model cards.
         config: the content of transformers' config.json.
-        config_file: where the configuration comes from, for messages.
+        config_file: file of the configuration, for messages.
         tensors: every tensor, by its name in transformers
             (`model.layers.0.self_attn.q_proj.weight`). Rows of queries and keys have the order of
             transformers' Llama: pairs of rotated features in halves.
-        tokenizer: tokenizer.json or tokenizer.model, or None if the checkpoint has neither.
+        tokenizer: path of tokenizer.json or tokenizer.model; None if the checkpoint has neither.
     """
 
     name: str
@@ -73,7 +73,7 @@ def read_folder(folder: str | Path, name: str | None = None) -> ForeignCheckpoin
     """Read a Hugging Face folder; weights are read on demand.
 
     Args:
-        name: what to call the checkpoint; None: the name of the folder.
+        name: name of the checkpoint; None: the name of the folder.
 
     Raises:
         InteropError: no such folder, no config.json, weights only as a pickle, or missing or
@@ -112,7 +112,7 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
     index = _json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise InteropError(f"{folder / INDEX} has no weight_map")
-    # An index is foreign input: it names files of this folder only.
+    # An index is foreign input: it may name only files of this folder.
     present = {file.name: file for file in folder.glob("*.safetensors")}
     shards = sorted(set(map(str, index.values())))
     if missing := [name for name in shards if name not in present]:
@@ -142,8 +142,8 @@ def _stored(file: Path) -> dict[str, StoredTensor]:
 
 
 def _read(file: Path, name: str) -> Tensor:
-    """One tensor in float32; one at a time, so that a folder larger than half of the memory can be
-    read."""
+    """Read one tensor in float32. Tensors are read one at a time, so that a folder may be larger
+    than half of the memory."""
     try:
         with safe_open(file, framework="pt") as tensors:
             dtype = tensors.get_slice(name).get_dtype()

@@ -30,17 +30,17 @@ class SextantLM(HFLM):
         max_length: maximum number of input tokens; longer contexts are truncated on the left.
             Default: the trained length.
         checkpoint: step of the checkpoint; default: the newest.
-        weights: "ema" or "last"; default: the EMA if there is one.
+        weights: "ema" or "last"; default: the EMA if the run has one.
         device: default: the GPU of this process if there is one.
-        batch_size: rows per batch, or "auto". It is 1 where the positional scheme depends on the
-            sequence length, which is that of each request.
-        max_batch_size: as in the `hf` model, like the next two.
+        batch_size: rows per batch, or "auto". It is 1 if the positional scheme depends on the
+            sequence length, which differs between requests.
+        max_batch_size: as in the `hf` model, as are add_bos_token and prefix_token_id.
         add_bos_token: default: `data.bos`.
         prefix_token_id: default: BOS if the run was trained with it, else EOS.
         settings: overrides of the positional scheme by key, such as `model.position.window`.
 
     Raises:
-        InteropError: an unknown argument, or one that does not fit the run.
+        InteropError: an argument is unknown or does not fit the run.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class SextantLM(HFLM):
         **settings: Any,
     ):
         accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(),  # else it ignores the other processes
+            cpu=not torch.cuda.is_available(),  # otherwise the harness ignores the other processes
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
         )
-        # The harness passes cuda:0 where the user gives no device.
+        # The harness passes cuda:0 if the user sets no device.
         wanted = "auto" if device in (None, "cuda", "cuda:0") else device
         loaded = Run.open(run_of(run)).load(
             device=find_device(wanted, accelerator.local_process_index),
@@ -101,12 +101,12 @@ class SextantLM(HFLM):
             add_bos_token=trained.data.bos if add_bos_token is None else add_bos_token,
             prefix_token_id=prefix_token_id,
         )
-        self.accelerator = accelerator  # the base class leaves it out for a given model
+        self.accelerator = accelerator  # the base class does not set it for a model object
         self._rank = accelerator.process_index
         self._world_size = accelerator.num_processes
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes to the `config` of its results."""
+        """The entries that the harness writes to the `config` of its results."""
         return {
             "run": str(self.run.folder),
             "step": self.run.step,

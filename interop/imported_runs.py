@@ -1,6 +1,7 @@
-"""Foreign checkpoints as run directories, so that every command that takes a run takes them too.
+"""Foreign checkpoints as run directories, so that every command that accepts a run also accepts a
+foreign checkpoint.
 
-`hf:FOLDER` and `hf:NAME` are a Hugging Face folder and a model of the hub.
+`hf:FOLDER` names a Hugging Face folder, `hf:NAME` a model of the hub.
 """
 
 import json
@@ -37,7 +38,7 @@ def is_foreign(argument: object) -> bool:
 
 
 def find_foreign_checkpoint(argument: str) -> ForeignCheckpoint:
-    """The checkpoint that `hf:...` names. Raises InteropError if there is none."""
+    """The checkpoint that `hf:...` names. Raises InteropError if it does not exist."""
     if not is_foreign(argument):
         raise InteropError(f"{argument} must begin with {PREFIX}")
     name = argument.removeprefix(PREFIX)
@@ -48,7 +49,8 @@ def find_foreign_checkpoint(argument: str) -> ForeignCheckpoint:
 
 
 def imported_folder(checkpoint: ForeignCheckpoint) -> Path:
-    """The run directory of its import: another one whenever a file changes."""
+    """The run directory of an imported checkpoint; its name changes if a file of the checkpoint
+    changes."""
     folder = Path(checkpoint.config_file).parent
     about = [
         (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
@@ -61,17 +63,17 @@ def imported_folder(checkpoint: ForeignCheckpoint) -> Path:
 
 
 def run_of(argument: str | Path) -> Path:
-    """The run directory that an argument names; a foreign checkpoint is imported first, unless it
-    already is.
+    """The run directory that an argument names. A foreign checkpoint is imported first, unless it
+    was imported before.
 
     Raises:
-        InteropError, DataError: a checkpoint or tokenizer that cannot be imported.
+        InteropError, DataError: the checkpoint or tokenizer cannot be imported.
     """
     if not is_foreign(argument):
         return Path(argument)
     checkpoint = find_foreign_checkpoint(str(argument))
     folder = imported_folder(checkpoint)
-    with _alone(folder):  # several processes may be given the same checkpoint
+    with _alone(folder):  # several processes may receive the same checkpoint
         if not is_run(folder):
             write_run(checkpoint, folder)
             Console().info(f"{checkpoint.name!r} is imported into {folder}, with its results")
@@ -90,14 +92,14 @@ def with_imported_parent(overrides: Sequence[str]) -> list[str]:
 def write_run(
     checkpoint: ForeignCheckpoint, folder: Path, tokenizer_file: Path | None = None
 ) -> ImportedModel:
-    """Convert a checkpoint to a run directory. It appears only when it is complete.
+    """Convert a checkpoint to a run directory, which appears only when it is complete.
 
     Args:
         tokenizer_file: tokenizer.json or tokenizer.model, for a checkpoint without one.
 
     Raises:
         InteropError: the folder is already a run, or the checkpoint cannot be imported.
-        DataError: a tokenizer that cannot be read.
+        DataError: the tokenizer cannot be read.
     """
     check_new(folder)
     tokenizer = _tokenizer(checkpoint, tokenizer_file)
@@ -128,8 +130,8 @@ def _check_tokenizer(
     imported: ImportedModel,
     file: Path | None,
 ) -> None:
-    """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of
-    `config`."""
+    """Check that the embedding has a row for every id, and that a tokenizer given separately has
+    the BOS and EOS ids of `config`."""
     shape = imported.shape
     config = imported.checkpoint.config_file
     name = file or imported.checkpoint.tokenizer

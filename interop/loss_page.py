@@ -19,11 +19,11 @@ from run_directory.position_overrides import meta_model, override
 from run_directory.run import LoadedRun, Run
 
 HOST = "127.0.0.1"
-# Other Host headers are refused: they come from pages of other sites.
+# Requests with other Host headers are refused: they come from pages of other sites.
 LOOPBACK = ("127.0.0.1", "localhost")
-MAX_BODY = 1 << 20  # bytes of a request
+MAX_BODY = 1 << 20  # maximum bytes of a request
 LENGTHS = 16  # the default maximum length is this multiple of the trained length
-MAX_NLL = 9999.0  # of an impossible token; JSON has no infinity
+MAX_NLL = 9999.0  # NLL shown for an impossible token; JSON has no infinity
 ANY_TEXT = "Once upon a time"  # shown for a run without held-out text
 HTML = Path(__file__).with_name("loss_page.html")
 POLICY = (
@@ -36,8 +36,8 @@ class LossPage:
     """A loaded run and the context-extension methods that apply to it.
 
     Args:
-        run: loaded without overrides.
-        overrides: of the positional scheme, applied before those of a method.
+        run: a run loaded without overrides.
+        overrides: overrides of the positional scheme, applied before the overrides of a method.
         max_length: maximum number of tokens; None: 16 times the trained length.
     """
 
@@ -58,7 +58,7 @@ class LossPage:
         }
 
     def about(self) -> dict[str, Any]:
-        """What the page shows before a text is scored."""
+        """The data that the page shows before a text is scored."""
         return {
             "run": self.run.folder.resolve().name,
             "train_length": self.run.settings.train_length,
@@ -67,8 +67,8 @@ class LossPage:
         }
 
     def example(self) -> str:
-        """The start of held-out text of the run, twice its trained length, or any text if it has
-        none."""
+        """The start of the run's held-out text, twice the trained length, or ANY_TEXT if the run
+        has no held-out text."""
         length = 2 * self.run.settings.train_length
         ids = []
         try:
@@ -88,7 +88,7 @@ class LossPage:
         """Pieces of the text, one per token, and their NLL in nats under each method.
 
         Raises:
-            InteropError: an unknown method, or a text that is empty or too long.
+            InteropError: a method is unknown, or the text is empty or too long.
         """
         tokenizer = self.run.tokenizer
         ids = tokenizer.encode(text)
@@ -101,7 +101,7 @@ class LossPage:
 
     @torch.no_grad()
     def _nll(self, ids: list[int], method: str) -> list[float | None]:
-        """NLL of each token in nats; None for the first, which has no context."""
+        """NLL of each token in nats; None for the first token, which has no context."""
         settings = self.settings.get(method)
         if settings is None:
             raise InteropError(f"unknown method {method!r}; known are {', '.join(self.settings)}")
@@ -122,7 +122,7 @@ class LossPage:
 
 
 class PageHandler(BaseHTTPRequestHandler):
-    """GET / is the page, GET /about describes the run, POST /score scores a text."""
+    """GET / returns the page, GET /about describes the run, POST /score scores a text."""
 
     timeout = 30  # seconds for a request to arrive and for a response to be accepted
 
@@ -153,7 +153,7 @@ class PageHandler(BaseHTTPRequestHandler):
         return self.page.score(text, methods)
 
     def _respond(self, answers: Mapping[str, Callable[[], bytes | dict[str, Any]]]) -> None:
-        """Send the answer of a path, or with status 400 why there is none."""
+        """Send the answer of a path, or the error with status 400."""
         status = 200
         try:
             if self.headers.get("Host", "").partition(":")[0] not in LOOPBACK:

@@ -14,7 +14,7 @@ from errors import InteropError, UserError, is_disk_full
 
 
 def check_new(out: Path) -> None:
-    """Raises InteropError if `out` exists or cannot be created."""
+    """Raise InteropError if `out` exists or cannot be created."""
     if problem := path_problem(out):
         raise InteropError(f"{out} {problem}")
     if out.exists():
@@ -23,7 +23,7 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def space_for(tensors: Mapping[str, Tensor], out: Path) -> Iterator[None]:
-    """Raises InteropError if the disk has no space for the tensors, before or in the block."""
+    """Raise InteropError if the disk has no space for the tensors, before or during the block."""
     needed = sum(tensor.nbytes for tensor in tensors.values())
     parent = next(parent for parent in out.absolute().parents if parent.is_dir())
     full = f"{out} is not written: the disk is full ({needed / 1e6:,.1f} MB needed); free space"

@@ -1,5 +1,5 @@
-"""What a model computes, as far as its settings determine it, to compare models in classes of
-transformers with ours."""
+"""Describes the computation of a model by its settings, to compare models in transformers' classes
+with ours."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from model.position.temperature import (
     NoTemperature,
 )
 
-# Settings of each layer, of attention, and of mixers with queries.
+# Names of settings of each layer, of attention, and of mixers with queries.
 LAYER = {field.name for field in fields(LayerKind)} - {"mixer", "position", "attention_scale"}
 PROJECTION = {"gate", "qk_norm", "value_norm", "attention_bias"}
 HEADS = {"heads", "kv_heads", "head_dim"}
 MODIFIERS = set(PositionSettings.model_fields) - {"name", "temperature"}
-# Settings of a class, with values, that do nothing with certain weights.
+# Settings of a class, with values, that have no effect with suitable weights.
 ABSORBED = {("layer_scale", True), ("sink_logit", "learned")}
-# Settings of the model, without those of layers.
+# Names of settings of the model, without settings of layers.
 SHARED = set(ModelSettings.model_fields) - LAYER - {"mixer", "position", "attention_multiplier"}
 SHARED -= {"mup", "pattern", "kinds"}
 # our scaling method -> transformers' rope_type
@@ -55,12 +55,12 @@ class RopeTable:
 
     Attributes:
         theta: base b.
-        frequencies: of each pair, in radians per token.
+        frequencies: frequency of each pair, in radians per token.
         amplitude: factor on cos and sin.
         layout: `half` or `interleaved`.
         beyond: frequencies and amplitude at four times the original length.
-        native: `rope_parameters` with the settings of the scaling method, if transformers has one
-            of its name, whose frequencies may be others.
+        native: `rope_parameters` with the settings of the scaling method, if transformers has a
+            method of the same name; its frequencies may differ.
     """
 
     theta: float
@@ -72,11 +72,12 @@ class RopeTable:
 
     @property
     def rotation(self) -> tuple:
-        """What determines the angles at any length."""
+        """The values that determine the angles at any length."""
         return self.frequencies, self.amplitude, *self.beyond
 
     def parameters(self, original_length: int, native: bool) -> dict[str, Any]:
-        """`rope_parameters`: native ones, or LongRoPE with one list of divisors for all lengths."""
+        """`rope_parameters`: the native parameters, or LongRoPE with one list of divisors for all
+        lengths."""
         if native and self.native:
             return {"rope_theta": self.theta, **self.native}
         plain = plain_frequencies(self.theta, 2 * len(self.frequencies)).tolist()
@@ -93,8 +94,8 @@ class RopeTable:
 
 
 def rope_table(scheme: PositionalScheme) -> RopeTable | None:
-    """The rotation of a scheme; None without positions. Raises NotRepresentable if they are not
-    rotations by fixed frequencies."""
+    """The rotation of a scheme; None without positions. Raises NotRepresentable if its positions
+    are not rotations by fixed frequencies."""
     if isinstance(scheme, NoPE):
         return None
     if isinstance(scheme, LearnedRope):
@@ -156,7 +157,8 @@ class DescribedModel:
 
     @classmethod
     def of_model(cls, model: Transformer) -> DescribedModel:
-        """Raises NotRepresentable if a scheme is neither a rotation nor none."""
+        """Describe a model. Raises NotRepresentable if a scheme has positions that are not
+        rotations."""
         sizes = (model.vocab_size, model.train_length, model.original_length)
         return cls.of_shape(ImportedShape(None, model.settings, *sizes), model.position)
 
@@ -164,7 +166,8 @@ class DescribedModel:
     def of_shape(
         cls, shape: ImportedShape, schemes: Mapping[str, PositionalScheme] | None = None
     ) -> DescribedModel:
-        """`schemes`: those of the layer kinds; None: new ones."""
+        """Describe the model of a shape. `schemes`: schemes of the layer kinds; None: create new
+        schemes."""
         settings = shape.model
         kinds = settings.resolved_kinds
         tables = {}
@@ -181,9 +184,9 @@ class DescribedModel:
         return cls(shape, [kinds[name] for name in names], [tables[name] for name in names])
 
     def differences(self, theirs: DescribedModel) -> list[str]:
-        """The settings in which a model of a class computes something else, up to what weights
-        absorb: constant factors on q·k, the order of rotated features, sinks and factors of layers
-        that this model does not have."""
+        """The settings in which the computation of `theirs`, a model of a class, differs.
+        Differences that weights absorb do not count: constant factors on q·k, the order of rotated
+        features, sinks and factors of layers that this model does not have."""
         expected = theirs._facts()
         names = set()
         for (layer, name), value in self._facts().items():
@@ -193,7 +196,8 @@ class DescribedModel:
         return sorted(names)
 
     def _facts(self) -> dict[tuple[int, str], Any]:
-        """What determines the computation besides weights, by layer; -1: of all layers."""
+        """The values that determine the computation besides weights, by (layer, name); layer -1:
+        values of all layers."""
         facts = {(-1, key): getattr(self.shape.model, key) for key in SHARED}
         for i, kind in enumerate(self.kinds):
             mixer = MIXERS[kind.mixer.name][1]
@@ -228,9 +232,9 @@ class ClassChoice:
 
     Attributes:
         model_type: None for a generated modeling file.
-        reason: why it has one.
+        reason: why the model requires a generated file.
         config: entries of config.json that describe the model.
-        ours: the model.
+        ours: the model to export.
         theirs: the model that the config describes; constant factors on q·k and the order of
             rotated features may differ.
     """
@@ -243,7 +247,8 @@ class ClassChoice:
 
 
 def resolved_mixer(kind: LayerKind) -> dict[str, Any]:
-    """The settings of a mixer that change its result, with the defaults that depend on others."""
+    """The settings of a mixer that change its result, including defaults that depend on other
+    settings."""
     mixer = kind.mixer
     derived = {
         "value_dim": getattr(mixer, "unrotated_dim", kind.head_dim),

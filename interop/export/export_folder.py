@@ -70,13 +70,13 @@ def export_folder(
     published: bool = False,
     console: Console | None = None,
 ) -> ClassChoice:
-    """Write a run to a new Hugging Face folder, and return the class that loads it; nothing is left
-    if that fails. The model of `run` is rounded to `dtype`.
+    """Write a run to a new Hugging Face folder and return the class that loads it. A failed export
+    leaves no folder. The model of `run` is rounded to `dtype`.
 
     Args:
-        dtype: of the stored weights, one of DTYPES.
+        dtype: dtype of the stored weights, one of DTYPES.
         multiples: multiples of the trained length at which logits are compared.
-        published: in the format of released models whose class transformers does not have. The
+        published: write the format of released models whose class transformers does not have. The
             folder has no code, and logits are not compared.
 
     Raises:
@@ -118,11 +118,11 @@ def export_folder(
 def write_model(
     model: Transformer, choice: ClassChoice, folder: Path, controls: dict[str, Any]
 ) -> None:
-    """Write what transformers loads a model from, with weights in the model's dtype.
+    """Write the files from which transformers loads a model, with weights in the model's dtype.
 
     Args:
-        controls: ids of control symbols. Null ones belong to it, because some classes have other
-            defaults.
+        controls: entries with ids of control symbols, including null ids, because some classes have
+            other defaults.
     """
     state = weights_of(model)
     if choice.model_type is None:
@@ -136,7 +136,7 @@ def write_model(
     write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})
     save_torch_state_dict({name: tensor.contiguous() for name, tensor in tensors.items()}, folder)
     for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)  # the library makes them private
+        path.chmod(0o644)  # the library makes the files private
 
 
 def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A model with a generated modeling file, for schemes that no class of transformers implements.
 
-The file consists of `modeling.py` beside this file and of the definitions of `model/` that it
-needs, so that no formula exists twice. A definition is kept if kept code refers to its name.
-Settings classes lose their validators, since config.json gives every value: the file requires
-neither Sextant nor pydantic.
+The generated file consists of `modeling.py` beside this file and of the definitions of `model/`
+that it needs, so that no formula exists twice. A definition is kept if kept code refers to its
+name. Settings classes lose their validators because config.json contains every value. The generated
+file requires neither Sextant nor pydantic.
 """
 
 import ast
@@ -17,7 +17,7 @@ from model import SCHEMES, ModelSettings, Transformer
 from model.mixers import MIXERS
 from settings.fields import StrictSettings
 
-MODULE = "modeling_sextant"  # of the generated file
+MODULE = "modeling_sextant"  # name of the generated file
 WRAPPER = "interop.export.modeling"
 ROOTS = ("SextantConfig", "SextantForCausalLM")
 OWN = ("model", "interop", "settings", "errors")  # packages whose code is copied
@@ -71,8 +71,8 @@ PROVIDED = ("Field", "StrictSettings", "_nested", "counts_if_changed", "setting"
 
 
 def config(model: Transformer) -> dict[str, Any]:
-    """The entries of config.json that describe the model. Every setting has its value, defaults and
-    derived sizes included."""
+    """The entries of config.json that describe the model. They include every setting, also defaults
+    and derived sizes."""
     s = model.settings
     derived = {
         "kv_heads": s.kv_heads,
@@ -97,7 +97,7 @@ def config(model: Transformer) -> dict[str, Any]:
 
 
 def source(settings: ModelSettings) -> str:
-    """The modeling file."""
+    """The source of the modeling file."""
     kinds = settings.resolved_kinds.values()
     schemes = sorted({kind.position.name for kind in kinds})
     classes = dict(_settings_classes("", settings))
@@ -130,7 +130,7 @@ def source(settings: ModelSettings) -> str:
 def _settings_classes(
     key: str, value: Any
 ) -> Iterator[tuple[tuple[str, str | None], type[StrictSettings]]]:
-    """(key, name) of all nested settings, and their classes."""
+    """The class of each nested setting, by (key, name)."""
     if isinstance(value, dict):
         for kind in value.values():
             yield from _settings_classes("kind", kind)
@@ -145,10 +145,10 @@ class _Source:
     """The source of a module.
 
     Attributes:
-        definitions: top-level functions, classes and assignments by name, and what registers
-            something with them, such as `@kernel.register_fake`, under names of their own.
-        registered: the names of what is registered with a definition.
-        imports: imported names: (module, name in it), or (module, None) of a whole module.
+        definitions: top-level functions, classes and assignments by name. Statements that register
+            something with a definition, such as `@kernel.register_fake`, have their own names.
+        registered: by definition, the names of the statements that register something with it.
+        imports: for each imported name, (module, name in it), or (module, None) for a whole module.
     """
 
     def __init__(self, module: str):
@@ -195,7 +195,8 @@ class _Source:
         return node
 
     def _is_kept(self, member: ast.stmt) -> bool:
-        """Whether a member of settings is neither a validator nor for settings files."""
+        """Whether to keep a member of a settings class: validators and members for settings files
+        are dropped."""
         decorators = " ".join(map(ast.unparse, getattr(member, "decorator_list", ())))
         sources = {self.imports.get(name, ("",))[0] for name in _references(member)}
         return "settings.load" not in sources and not any(x in decorators for x in VALIDATORS)
@@ -216,7 +217,8 @@ class _Source:
 def _reachable(
     needed: list[Definition], registries: dict[str, dict[str, tuple[type, type]]]
 ) -> tuple[dict[Definition, None], dict[str, str]]:
-    """Definitions that are needed, directly or by others, and import statements by name."""
+    """The definitions that are needed directly or by other definitions, and the import statements
+    by name."""
     kept: dict[Definition, None] = {}
     imports: dict[str, str] = {}
     while needed:
@@ -247,8 +249,8 @@ def _reachable(
 
 
 def _registered_with(node: ast.stmt) -> str:
-    """The name of the definition that a statement registers something with: `kernel` of
-    `kernel.register_autograd(...)` and of `@kernel.register_fake`; "" for none."""
+    """The name of the definition with which a statement registers something: `kernel` for
+    `kernel.register_autograd(...)` and `@kernel.register_fake`; "" for other statements."""
     calls = [node.value] if isinstance(node, ast.Expr) else getattr(node, "decorator_list", [])
     for call in calls:
         function = call.func if isinstance(call, ast.Call) else call
@@ -258,7 +260,7 @@ def _registered_with(node: ast.stmt) -> str:
 
 
 def _references(node: ast.AST) -> Iterator[str]:
-    """Names that code refers to, without those of annotations, which are never evaluated."""
+    """Names that code refers to, without names in annotations, which are never evaluated."""
     if isinstance(node, ast.Name):
         yield node.id
     for field, value in ast.iter_fields(node):
@@ -269,7 +271,7 @@ def _references(node: ast.AST) -> Iterator[str]:
 
 
 def _import_order(module: str, seen: set[str]) -> Iterator[str]:
-    """A module of ours and those that it imports, each after its own imports."""
+    """One of our modules and the modules that it imports, each after its own imports."""
     if module in seen or module.split(".")[0] not in OWN:
         return
     seen.add(module)

@@ -1,5 +1,4 @@
-"""transformers classes around our decoder: the part of an exported modeling file that is written by
-hand."""
+"""transformers classes around our decoder: the handwritten part of an exported modeling file."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from model.model_settings import ModelSettings
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 
-# The names under which other tools read sizes.
+# Names by which other tools read sizes.
 NAMES = {
     "hidden_size": "dim",
     "intermediate_size": "ffn_dim",
@@ -31,7 +30,7 @@ class SextantConfig(PreTrainedConfig):
     """Configuration of an exported model.
 
     Attributes:
-        settings: sizes and positional schemes; every value is given.
+        settings: sizes and positional schemes, with every value.
         vocab_size: V.
         train_length: trained length in tokens.
         original_length: reference length of scaling methods.
@@ -59,13 +58,13 @@ class SextantConfig(PreTrainedConfig):
 
 
 class SextantCache(cache_utils.Cache):
-    """Keys and values of the tokens so far (sums, for linear attention) and which of them are
-    padding.
+    """Keys and values of the tokens so far (for linear attention, sums), and a mask of padding
+    tokens.
 
     Args:
         model: the model to cache.
-        final_length: tokens of each row, padding included, at the end of the generation. Schemes
-            whose encoding depends on the sequence length require it; None: unknown.
+        final_length: number of tokens of each row at the end of the generation, padding included;
+            None: unknown. Required by schemes whose encoding depends on the sequence length.
     """
 
     def __init__(
@@ -168,12 +167,13 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) new tokens.
             attention_mask: (B, tokens so far + T), 0 for padding at the start or end of a row.
-            position_ids: (B, T); must be those that follow from attention_mask.
+            position_ids: (B, T); must equal the positions that follow from attention_mask.
             past_key_values: the cache of the preceding tokens. Passes with a cache require
                 torch.no_grad().
             labels: (B, T) the input ids, or −100 to exclude a token from the loss.
-            use_cache: create a cache if none is given.
-            logits_to_keep: logits of the last tokens only, or of a tensor of indices; 0: all.
+            use_cache: create a cache if none is passed.
+            logits_to_keep: number of last tokens, or tensor of indices, whose logits are returned;
+                0: all tokens.
         """
         if input_ids is None or inputs_embeds is not None:
             raise ValueError("this model requires input_ids; inputs_embeds are not supported")

@@ -1,7 +1,7 @@
-"""The class of transformers that represents a model exactly, its config.json and weights.
+"""The class of transformers that represents a model exactly, with its config.json and weights.
 
-A class qualifies if the model's settings, written as its config.json, are read as the same model
-again. Models without such a class are exported with a generated modeling file.
+A class qualifies if the model's settings, written as config.json of the class, are read back as the
+same model. Models without such a class are exported with a generated modeling file.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from model.mixers import MIXERS
 from model.mixers.mixer import LayerKind
 from model.position.temperature import FixedTemperature, Ministral3Temperature
 
-# logit of a sink without weight; finite in every dtype but float16, where it is −inf
+# logit of a sink without weight; finite in every dtype except float16, where it is −inf
 NO_SINK = -1e9
 
 
@@ -35,7 +35,7 @@ def choose_class(model: Transformer, published: bool = False) -> ClassChoice:
     """The class of transformers that represents a model exactly.
 
     Args:
-        published: instead, a class of released models that transformers does not have.
+        published: choose a class of released models that transformers does not have.
     """
     try:
         ours = DescribedModel.of_model(model)
@@ -65,11 +65,12 @@ def choose_class(model: Transformer, published: bool = False) -> ClassChoice:
 def write_config(
     model: DescribedModel, model_type: str, native_rope: bool
 ) -> dict[str, Any] | None:
-    """The entries of config.json that describe a model, as far as the class has its settings, or
-    None if the class has not all of its mixers, or would be without attention.
+    """The entries of config.json that describe a model, for the settings that the class has. None
+    if the class lacks one of its mixers, or if the model has no attention.
 
     Args:
-        native_rope: frequencies by the scaling method of the same name, not by a list of divisors.
+        native_rope: write frequencies by the scaling method of the same name, not by a list of
+            divisors.
     """
     family = FAMILIES[model_type]
     types = family.types_of(model.kinds)
@@ -133,7 +134,7 @@ def _written(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
             entries[conversion.name] = conversion.write(value, values)
         else:
             entries[key] = value
-    entries.pop("", None)  # settings that follow from others
+    entries.pop("", None)  # drops settings that follow from other settings
     return entries
 
 
@@ -157,7 +158,7 @@ def _rope_parameters(
 def _rotary_settings(
     model: DescribedModel, family: Family, layers: Sequence[int], native: bool
 ) -> dict[str, Any]:
-    """The rotary settings of these layers, read from the first that has positions."""
+    """The rotary settings of these layers, from the first layer with positions."""
     rotated = [i for i in layers if model.tables[i] is not None]
     if not rotated:
         return {"rope_type": "default", "rope_theta": 10_000.0}
@@ -169,7 +170,7 @@ def _rotary_settings(
         dims = 2 * len(table.frequencies)
         share = dims / kind.head_dim
         if int(kind.head_dim * share) != dims:
-            share = (dims + 0.5) / kind.head_dim  # so that rounding does not lose a pair
+            share = (dims + 0.5) / kind.head_dim  # + 0.5: rounding must not lose a pair
         parameters.setdefault("partial_rotary_factor", share)
     temperature = kind.position.temperature
     if isinstance(temperature, Ministral3Temperature):
@@ -231,7 +232,7 @@ def _factor(kind: LayerKind, scale: Tensor | None) -> Tensor:
 
 
 def _multiply_queries(own: dict[str, Tensor], prefix: str, kind: LayerKind, factor: Tensor) -> None:
-    """Multiply what computes the queries by factors (H,)."""
+    """Multiply the weights that compute the queries by factors (H,)."""
     names = [f"{prefix}wq.weight", f"{prefix}wq.bias"]
     if kind.mixer.name == "attention" and kind.qk_norm:
         names = [f"{prefix}q_norm.weight"]
@@ -247,14 +248,14 @@ def _multiply_queries(own: dict[str, Tensor], prefix: str, kind: LayerKind, fact
 
 def _to_half(own: dict[str, Tensor], prefix: str, kind: LayerKind, table: RopeTable) -> None:
     rotated = 2 * len(table.frequencies)
-    has_shared_norms = kind.qk_norm is True  # of one head
+    has_shared_norms = kind.qk_norm is True  # norm weights of one head
     rows = {
         "wq": (kind.heads, 0),
         "wk": (kind.kv_heads, 0),
         "q_norm": (1 if has_shared_norms else kind.heads, 0),
         "k_norm": (1 if has_shared_norms else kind.kv_heads, 0),
     }
-    if kind.mixer.name == "latent":  # the slice follows what is not rotated
+    if kind.mixer.name == "latent":  # the rotated slice follows the unrotated features
         rows = {
             "wq": (kind.heads, kind.mixer.unrotated_dim),
             "w_down": (1, kind.mixer.rank),

@@ -1,9 +1,9 @@
 """Logits of an exported folder, loaded by transformers, compared with ours.
 
 transformers computes the angles of rotations in float32, with errors that grow with the position. A
-tolerance of logits that covered them would hide a wrong frequency. The tables of cos and sin are
-therefore compared alone, with a bound on the rounding of each entry, and replaced by the exact
-ones: the tolerance of logits is then that of float32 matrix products at every length.
+tolerance of logits that covered these errors would hide a wrong frequency. The tables of cos and
+sin are therefore compared separately, with a bound on the rounding of each entry, and replaced by
+the exact tables. The tolerance of logits is then that of float32 matrix products at every length.
 """
 
 import copy
@@ -27,17 +27,17 @@ from model.mixers.recurrent import Recurrent
 from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import Rope
 
-CHUNK = 1024  # tokens per pass beyond it, which bounds the memory of masks and logits
-MULTIPLES = (1, 4, 16)  # of the trained length
+CHUNK = 1024  # tokens per pass of longer inputs; bounds the memory of masks and logits
+MULTIPLES = (1, 4, 16)  # multiples of the trained length
 # The states of recurrent layers amplify rounding errors, by a factor that varies with the order of
-# operations: the error of a few tokens in transformers is up to 6 times that of ours.
+# operations: for a few tokens, the error in transformers is up to 6 times our error.
 AMPLIFIED = 16
 ROUNDING = 2.0**-24  # largest relative error of one float32 operation
 # Rounded operations between b^x and the angle: power, division, scaling, ramp between two
-# frequencies, and product with the position. The exponent x = −2k/r is rounded too; b^x multiplies
-# its error by ln b.
+# frequencies, and product with the position. The exponent x = −2k/r is rounded too; the power b^x
+# multiplies this error by ln b.
 OPERATIONS = 16
-OF_TABLE = 8 * ROUNDING  # of cos or sin of a given angle, times the amplitude
+OF_TABLE = 8 * ROUNDING  # largest error of the cos or sin of a given angle, times the amplitude
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Parity:
     """The comparison at one length.
 
     Attributes:
-        length: tokens.
+        length: number of tokens.
         difference: largest absolute difference of a logit.
-        tolerance: the largest that is accepted.
+        tolerance: largest accepted difference.
     """
 
     length: int
@@ -71,12 +71,12 @@ def measure(
     """Compare logits of random tokens, in float32 on the CPU.
 
     Args:
-        model: in float32, in evaluation mode.
+        model: a model in float32, in evaluation mode.
         model_type: None for a generated modeling file.
 
     Raises:
         InteropError: transformers cannot load the folder, some weights are missing or left over, or
-            it rotates by other angles.
+            transformers rotates by other angles.
     """
     theirs = _load(folder, model_type) if lengths else None
     for length in lengths:
@@ -111,8 +111,8 @@ def _compared(
 ) -> Parity:
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(0, model.vocab_size, (1, length), generator=generator)
-    # Frequencies that follow the length would leave keys of other frequencies in transformers'
-    # cache.
+    # If frequencies depend on the length, transformers' cache would contain keys with other
+    # frequencies.
     size = length if model.depends_on_length and model_type else CHUNK
     cache = model.make_cache(1, length)
     positions = TokenPositions.plain(length)
@@ -134,7 +134,8 @@ def _compared(
         past = output.past_key_values
         difference = max(difference, float((output.logits - ours).abs().max()))
         largest = max(largest, float(ours.abs().max()))
-    # The same products in another order: 1e-5 of the largest absolute logit, or of 1.
+    # The same products in another order differ by up to 1e-5 of the largest absolute logit, or of
+    # 1.
     tolerance = max(1e-5 * max(1.0, largest), AMPLIFIED * rounding)
     return Parity(length, difference, tolerance)
 
@@ -166,7 +167,7 @@ class Rotation:
 
 
 def rotations(model: Transformer, length: int) -> list[Rotation]:
-    """The rotations of a model for texts of a length, one for each scheme that rotates."""
+    """The rotations of a model at a length, one for each scheme that rotates."""
     exact = []
     for scheme in model.position.values():
         if isinstance(scheme, LearnedRope):
@@ -181,7 +182,8 @@ def rotations(model: Transformer, length: int) -> list[Rotation]:
         plain = scheme.settings.theta ** (
             -torch.arange(len(frequencies)).double() / len(frequencies)
         )
-        # Interpolated frequencies have the rounding errors of both that they lie between.
+        # Interpolated frequencies have the rounding errors of both frequencies that they lie
+        # between.
         largest = torch.maximum(plain, frequencies.abs())
         relative = (math.log(scheme.settings.theta) + OPERATIONS) * ROUNDING
         exact.append(Rotation(frequencies, largest * relative, float(amplitude)))
@@ -194,8 +196,8 @@ def exact_angles(
     model: Transformer,
     length: int,
 ) -> Iterator[None]:
-    """Within this context, models of transformers rotate by our angles, after theirs have been
-    compared.
+    """Within this context, models of transformers rotate by our angles, after their angles were
+    compared with ours.
 
     Raises:
         InteropError: in a forward pass, if their cos or sin differ by more than float32 rounding.
@@ -209,7 +211,7 @@ def exact_angles(
         out: tuple[Tensor, Tensor],
     ) -> Any:
         positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
-        positions = positions[0] if positions.ndim == 3 else positions  # of text among images
+        positions = positions[0] if positions.ndim == 3 else positions  # text among images
         tables = _exact_tables(torch.stack(out), positions, exact)
         return tuple(tables.to(out[0].dtype))
 
@@ -225,7 +227,7 @@ def exact_angles(
 
 
 def _exact_tables(theirs: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor:
-    """The tables of the rotation that `theirs` (2, B, T, 2R) is, up to rounding."""
+    """The exact tables of the rotation that equals `theirs` (2, B, T, 2R) up to rounding."""
     for rotation in exact:
         if theirs.shape[-1] == 2 * len(rotation.frequencies):
             tables = rotation.tables(positions)

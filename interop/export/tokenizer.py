@@ -1,5 +1,5 @@
-"""Our tokenizers as tokenizer.json, which transformers and others load without code of their
-own."""
+"""Our tokenizers as tokenizer.json, which transformers and other libraries load without custom
+code."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,8 @@ PROBES = (
 
 
 def control_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Entries of config.json. Null ones belong to it, because some classes have other defaults."""
+    """Entries of config.json with ids of control symbols. Null ids are included because some
+    classes have other defaults."""
     ends = list(tokenizer.eos_ids)
     return {
         "bos_token_id": tokenizer.bos_id,
@@ -46,7 +47,7 @@ def fast_tokenizer(tokenizer: Tokenizer, add_bos: bool) -> tuple[Any, dict[str, 
         add_bos: begin encoded text with BOS.
 
     Raises:
-        InteropError: the ids differ on some text.
+        InteropError: our ids and those of the result differ on some text.
     """
     made: Any
     if isinstance(tokenizer, HuggingFaceTokenizer):

@@ -28,11 +28,11 @@ GENERATED = "sextant"  # model_type of folders with a generated modeling file
 
 @dataclass(frozen=True)
 class ImportedShape:
-    """What a config says of a model.
+    """The description of a model in a config.
 
     Attributes:
-        family: None for a folder of our own with a generated modeling file, whose weights have our
-            names.
+        family: the model family; None for a folder exported by us with a generated modeling file,
+            whose weights have our names.
     """
 
     family: Family | None
@@ -45,7 +45,7 @@ class ImportedShape:
 
     @property
     def original(self) -> int:
-        """L0, which is the trained length if no scaling refers to it."""
+        """The length L0, which is the trained length if no scaling refers to L0."""
         return self.original_length or self.train_length
 
 
@@ -54,7 +54,7 @@ OPTIONAL_KEYS: Keys = TABLE["optional_keys"]
 
 
 def family_keys(family: Family) -> dict[str, str]:
-    """The settings of a model that a family has, and their keys."""
+    """The keys of a family's model settings, by setting."""
     optional = {ours: key for ours, key in OPTIONAL_KEYS.items() if key in family.defaults}
     return {**KEYS, **optional, **family.keys}
 
@@ -64,12 +64,12 @@ def read_config(config: dict[str, Any], file: str, stored: Stored = UNLIMITED) -
 
     Args:
         config: the parsed config.json.
-        file: its name, for messages.
-        stored: what the weights consist of, the limit of every size.
+        file: name of the file, for messages.
+        stored: the tensors and numbers in the weights, which limit every size.
 
     Raises:
-        InteropError: names the key that is missing, invalid, or requires what our decoder does not
-            compute.
+        InteropError: a key is missing, invalid, or requires a computation that our decoder does not
+            have; names the key.
     """
     if config.get("model_type") == GENERATED:
         family = None
@@ -109,7 +109,8 @@ def _settings(values: Any, file: str) -> ModelSettings:
 
 
 def _check_sizes(reader: ConfigReader, settings: Any) -> None:
-    """Compare the sizes of a generated folder's settings, of kinds too, with the weights."""
+    """Compare the sizes in a generated folder's settings, including those of layer kinds, with the
+    weights."""
     for key, value in settings.items() if isinstance(settings, dict) else ():
         _check_sizes(reader, value)
         if key in TABLE["sizes"] and isinstance(value, int | float):
@@ -175,7 +176,7 @@ def _read(reader: ConfigReader, keys: Keys) -> dict[str, Any]:
 def _layers(
     reader: ConfigReader, family: Family, head_dim: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """What each layer has of its own, and L0."""
+    """The settings of each single layer, and L0."""
     types = _layer_types(reader, family)
     family.check(reader, types)
     window = reader.number("sliding_window", int, None)
@@ -238,7 +239,8 @@ def _layer_types(reader: ConfigReader, family: Family) -> list[str]:
 
 
 def _pattern(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The settings of the only layer kind, or `kinds` in a `pattern` of the shortest period."""
+    """The settings of a single layer kind, or `kinds` and the `pattern` with the shortest
+    period."""
     kinds: dict[str, dict[str, Any]] = {}
     names = []
     for layer in layers:
@@ -260,7 +262,7 @@ def _pattern(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
-    """Token ids: null, one, or several."""
+    """The token ids of a key: null, one id or several."""
     value = reader.get(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(is_number(value, int) for value in values):

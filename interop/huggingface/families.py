@@ -1,7 +1,7 @@
-"""The model families of transformers that are imported and exported: the names of their weights and
-of their settings in config.json.
+"""The model families of transformers that can be imported and exported: the names of their weights,
+and of their settings in config.json.
 
-families.yaml states them; this file has what must be computed.
+families.yaml lists the names; this file has the values that must be computed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ class LayerType(NamedTuple):
     """Layers of one type of `layer_types`.
 
     Attributes:
-        weights: names of the weights of a layer, besides the family's.
-        mixer: settings of the mixer that all models share.
-        settings: other settings that such layers have of their own.
-        keys: their settings in config.json.
+        weights: names of the weights of a layer, besides the names in `Family.weights`.
+        mixer: settings of the mixer, equal in all models.
+        settings: other settings specific to these layers.
+        keys: keys in config.json of settings specific to these layers.
     """
 
     weights: WeightMap
@@ -44,27 +44,28 @@ class Family(NamedTuple):
 
     Attributes:
         architecture: the class of the causal language model in transformers.
-        code: the repository with that class if transformers does not have it. Only exports that ask
-            for a published format are of such a family.
+        code: the repository with that class if transformers does not have it. Such a family is used
+            only by exports in a published format.
         weights: names of the weights that layers of all types have.
         types: the types of layers; those with windows are of type FULL.
-        keys: settings in config.json, where they are not those of `KEYS`.
-        defaults: values of absent keys, where they are not those of Llama. A key that changes the
-            result and is not listed is not part of the family.
-        computed: values of keys that are absent or null.
+        keys: keys of settings in config.json that differ from `KEYS`.
+        defaults: values of absent keys that differ from Llama's. A key that changes the result and
+            is not listed is not part of the family.
+        computed: functions that compute values of absent or null keys.
         settings: model settings that all models of the family share.
         position: settings that all their positional schemes share.
         accepted: keys that must have one of these values.
-        layer_types: the types of layers if `layer_types` is absent, see `default_types`. None: it
-            is not read, and all layers have the window.
+        layer_types: the types of layers if `layer_types` is absent, see `default_types`. None:
+            `layer_types` is not read, and all layers have the window.
         lists_types: whether `layer_types` can be written.
-        check: refuses models with layers of these types.
-        thetas: the rotary base of each layer: 0 without positions, None for that of the rotary
+        check: raises InteropError for models with unsupported layers.
+        thetas: the rotary base of each layer: 0 without positions, None for the base in the rotary
             parameters.
-        rope_types: those that the class reads, if not all.
-        interleaved: the key that says whether the features of a pair are adjacent.
-        written: keys with values that exports have besides; `$NAME` for one of `own_entries`.
-        renamed: parts of the names of weights in files, and what the class has instead.
+        rope_types: the rope types that the class reads; empty: all.
+        interleaved: the key of the flag for adjacent features of a pair.
+        written: further keys of exports with their values; `$NAME` stands for a value computed by
+            `own_entries`.
+        renamed: parts of the names of weights in files, and their replacements in the class.
         partial: whether `partial_rotary_factor` is supported.
         by_type: whether rotary parameters are nested by layer type only.
         divides: whether `hidden_size` must be a multiple of `num_attention_heads`.
@@ -112,9 +113,9 @@ class Family(NamedTuple):
         return known if len(known) == len(types) else None
 
     def default_types(self, config: ConfigReader) -> list[str]:
-        """The types of layers without `layer_types`: `other` (with `windowed`, SLIDING) but for
-        FULL in layer `full` of each `period` (a number or a key) from `start` on, in those that the
-        key `listed` lists, and in those without windows."""
+        """The types of layers without `layer_types`. FULL: layer `full` of each `period` (a number
+        or a key) from `start` on, the layers that the key `listed` lists, and layers without
+        windows. All other layers have the type `other`, or with `windowed` SLIDING."""
         depth = _depth(config)
         given = self.layer_types or {}
         other = given.get("other", FULL)
@@ -141,8 +142,8 @@ class Family(NamedTuple):
     def own_entries(
         self, types: list[str], kinds: Sequence[LayerKind], thetas: list[float]
     ) -> dict[str, Any]:
-        """The keys of `written`, from the types, settings and rotary bases (0 without positions) of
-        the layers."""
+        """The entries of `written`, computed from the types, settings and rotary bases (0 without
+        positions) of the layers."""
         position = kinds[0].position
         is_interleaved = getattr(position, "layout", "half") == "interleaved"
         full = [i for i, name in enumerate(types) if name == FULL]
@@ -217,7 +218,8 @@ def _refuse_experts(config: ConfigReader, types: list[str]) -> None:
 
 
 def _refuse_other_layers(config: ConfigReader, types: list[str]) -> None:
-    """`per_layer_config` is read where it gives all full layers the same sizes."""
+    """Refuse a `per_layer_config` unless it gives all full layers, and no others, the same
+    sizes."""
     own = config.object("per_layer_config")
     full = {str(i) for i, name in enumerate(types) if name == FULL}
     entries = list(own.values())
@@ -231,7 +233,8 @@ def _refuse_other_layers(config: ConfigReader, types: list[str]) -> None:
 def _of_full_layers(
     key: str, older: str, applies: str | None = None
 ) -> Callable[[ConfigReader], int | None]:
-    """A size of Gemma 4's full layers; older files have a key for them."""
+    """A function that reads a size of Gemma 4's full layers. Older files have the key `older` for
+    it."""
 
     def read(config: ConfigReader) -> int | None:
         own = config.object("per_layer_config")
@@ -255,15 +258,16 @@ def _lfm2_ffn_dim(config: ConfigReader) -> int:
 
 
 def _query_scalar(scale: float, settings: Mapping[str, Any]) -> int:
-    """Gemma 3's `query_pre_attn_scalar`, an integer: that of the scale of q·k, or the head
-    dimension, and the rest is a factor of the weights."""
+    """Gemma 3's `query_pre_attn_scalar`, an integer: the inverse square of the scale of q·k if that
+    is an integer, or else the head dimension, with the remaining factor in the weights."""
     scalar = round(scale**-2)
     return scalar if abs(scalar - scale**-2) < 1e-9 * scalar else settings["head_dim"]
 
 
 def _heads_per_released(config: ConfigReader) -> tuple[float, float]:
-    """Our query and key/value heads for each of `num_attention_heads` and `num_key_value_heads`.
-    RoPE++ counts projected queries (imag2, EC), or heads that it halves (imag1, EH)."""
+    """Our number of query heads per `num_attention_heads`, and of key/value heads per
+    `num_key_value_heads`. RoPE++ counts projected queries (imag2, EC), or heads that it halves
+    (imag1, EH)."""
     given = config.object("rope_config")
     if not given.get("imag"):
         return 1, 1
@@ -277,12 +281,12 @@ def _heads_per_released(config: ConfigReader) -> tuple[float, float]:
 
 
 class Conversion(NamedTuple):
-    """A key of families.yaml whose value is not that of our setting.
+    """A key of families.yaml whose value differs from our setting.
 
     Attributes:
-        read: the setting; None leaves it out.
-        name: the key in config.json; empty: nothing is written.
-        write: the value, from the setting and from all settings.
+        read: returns the setting; None leaves it out.
+        name: the key in config.json; empty: no key is written.
+        write: returns the value, from the setting and from all settings.
     """
 
     read: Callable[[ConfigReader], Any]
@@ -291,7 +295,7 @@ class Conversion(NamedTuple):
 
 
 def _flag_conversion(key: str, if_true: Any, if_false: Any) -> Conversion:
-    """The conversion of a flag to a setting with these values."""
+    """The conversion between a flag and a setting with these two values."""
     return Conversion(
         lambda config: if_true if config.flag(key) else if_false,
         key,
@@ -364,7 +368,7 @@ _COMPUTED: dict[str, dict[str, Any]] = {
     "granite_swa": {"thetas": _granite_thetas},
     "gemma4_text": {"check": _refuse_other_layers},
     "olmo_hybrid": {
-        # a base of null: no rotation
+        # a base of null means no rotation
         "thetas": _thetas_if(
             lambda config: config.object("rope_parameters").get("rope_theta", 1) is not None
         ),
@@ -375,7 +379,7 @@ _COMPUTED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"check": _refuse_experts},
     "kimi_linear": {"check": _refuse_experts, "thetas": _thetas_if(lambda config: False)},
 }
-# Values of keys that are absent or null, where they are not those of another key.
+# Values of absent or null keys that are not copied from another key.
 _DERIVED: dict[str, Callable[[ConfigReader], Any]] = {
     "default_eps": lambda config: 1e-6,
     "dim_per_head": lambda config: config.size("hidden_size") // config.size("num_attention_heads"),

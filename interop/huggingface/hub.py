@@ -14,14 +14,14 @@ NAME = re.compile(r"(?P<name>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w./-]+)
 
 
 def download(name: str) -> Path:
-    """The folder of a model in the local cache of huggingface_hub, downloaded if it is not there.
+    """The folder of a model in the local cache of huggingface_hub; downloads a model that is not
+    cached.
 
     Args:
-        name: such as `Qwen/Qwen2.5-0.5B`, or with a revision `Qwen/Qwen2.5-0.5B@main`.
+        name: name such as `Qwen/Qwen2.5-0.5B`, or with a revision `Qwen/Qwen2.5-0.5B@main`.
 
     Raises:
-        InteropError: not a name of the hub, or a model that can neither be downloaded nor is
-            cached.
+        InteropError: not a name of the hub, or the model is not cached and cannot be downloaded.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -39,7 +39,7 @@ def download(name: str) -> Path:
                 ignore_patterns=UNWANTED,
             )
         )
-    except Exception as error:  # of the hub, of its HTTP client, or of the file system
+    except Exception as error:  # errors of the hub, of its HTTP client, or of the file system
         reason = str(error).strip().partition("\n")[0]
         raise InteropError(
             f"hf:{name}: no such folder, and the model cannot be downloaded and is not cached "

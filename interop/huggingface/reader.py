@@ -9,12 +9,12 @@ from typing import Any
 
 from errors import InteropError
 
-LARGEST = 1e30  # of the numbers that are read; beyond it no model has a size, base or factor
+LARGEST = 1e30  # largest number that is read; sizes, bases and factors of models are smaller
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Tensors of a checkpoint, and the numbers in them: the limits of every size."""
+    """The counts of tensors in a checkpoint and of numbers in them, which limit every size."""
 
     tensors: int
     numbers: int
@@ -27,11 +27,11 @@ class ConfigReader:
     """The keys of one JSON object.
 
     Args:
-        values: the object.
-        file: its file (and key), for messages.
-        stored: the limits of sizes.
+        values: the JSON object.
+        file: file (and key) of the object, for messages.
+        stored: limits of sizes.
         defaults: values of absent keys.
-        computed: values of keys that are null, or absent without a default.
+        computed: functions that compute values of keys that are null, or absent without a default.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ConfigReader:
         self.computed = computed or {}
 
     def get(self, key: str) -> Any:
-        """The value, its default if the key is absent, or None."""
+        """The value of a key, its default if the key is absent, or None."""
         value = self.values[key] if key in self.values else self.defaults.get(key)
         if value is None and key in self.computed:
             return self.computed[key](self)
@@ -59,7 +59,7 @@ class ConfigReader:
         """A number of layers, heads or features; `default` if the key is null or absent.
 
         Raises:
-            InteropError: not such a number, or one that is larger than the weights.
+            InteropError: the value is not such a number, or too large for the weights.
         """
         value = self.number(key, int, *default)
         if value is not None:
@@ -80,7 +80,7 @@ class ConfigReader:
         """A number above 0; `default` if the key is null or absent.
 
         Raises:
-            InteropError: not such a number, or missing without a default.
+            InteropError: the value is not such a number, or is missing without a default.
         """
         value = self.get(key)
         if value is None:
@@ -109,7 +109,7 @@ class ConfigReader:
         return bool(value)
 
     def object(self, key: str) -> dict[str, Any]:
-        """A JSON object, {} if it is null or absent."""
+        """A JSON object; {} if the key is null or absent."""
         value = self.get(key)
         if value is None:
             return {}
@@ -118,7 +118,7 @@ class ConfigReader:
         return value
 
     def within(self, *keys: str) -> ConfigReader:
-        """The reader of an object in this one."""
+        """The reader of an object nested in this one."""
         reader = self
         for key in keys:
             reader = ConfigReader(reader.object(key), f"{reader.file}: {key}", self.stored)
@@ -129,7 +129,8 @@ class ConfigReader:
         return ConfigReader({**self.values, **values}, self.file, self.stored)
 
     def numbers(self, key: str, length: int | None = None) -> list[float] | None:
-        """A list of numbers of at least 0, or None; with `length`, of at least that many."""
+        """A list of numbers of at least 0, or None; with `length`, a list of at least `length`
+        numbers."""
         value = self.get(key)
         if value is None:
             return None

@@ -1,8 +1,8 @@
 """transformers' rotary parameters as our settings.
 
-transformers 5 keeps them in `rope_parameters`, for all layers or nested by layer type. Older
-versions had `rope_theta` beside `rope_scaling`, whose kind was first called `type`; `rope_scaling`
-overrides `rope_parameters`.
+transformers 5 stores them in `rope_parameters`, for all layers or nested by layer type. Older
+versions have `rope_theta` beside `rope_scaling`, in which `rope_type` was first called `type`.
+`rope_scaling` overrides `rope_parameters`.
 """
 
 import math
@@ -18,7 +18,7 @@ from model.position.scaling import plain_frequencies, ramp_ends
 NESTED = (FULL, SLIDING)
 _CURRENT = "rope_parameters"
 _LEGACY = "rope_scaling"
-# Kinds whose parameters are those of our scaling methods.
+# Kinds with the same parameters as our scaling methods.
 FACTOR_KINDS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -33,9 +33,9 @@ class RopeSource:
 
     Attributes:
         parameters: the keys of `rope_parameters`.
-        config: the keys beside them.
-        head_dim: features of each head.
-        family: of the model.
+        config: the keys beside `rope_parameters`.
+        head_dim: number of features of each head.
+        family: the model's family.
         is_latent: whether the layers have latent attention.
         is_nested: whether each layer type has its own parameters.
     """
@@ -53,8 +53,8 @@ class RopeSource:
 
     @property
     def original_length(self) -> int:
-        """L0: the key beside the parameters overrides the one inside them, but not those of layer
-        types, as in transformers."""
+        """L0. As in transformers, the key beside the parameters overrides the key inside them, but
+        not inside parameters of layer types."""
         key = "original_max_position_embeddings"
         outside = None if self.is_nested else self.config.number(key, int, None)
         return outside or self.parameters.number(key, int, self.train_length)
@@ -64,7 +64,7 @@ class RopeSource:
         """The name of the kind of frequencies."""
         given = [self.parameters.get(key) for key in ("rope_type", "type")]
         kind = next((value for value in given if value is not None), "default")
-        return "longrope" if kind == "su" else kind  # Phi-3's first name of it
+        return "longrope" if kind == "su" else kind  # `su` was Phi-3's first name for longrope
 
     @property
     def fraction(self) -> float:
@@ -98,13 +98,13 @@ class RopeSource:
 
     @property
     def factor(self) -> float:
-        """The stretch factor; transformers' fallback is the ratio of the two lengths."""
+        """The stretch factor; by default the ratio of the two lengths, as in transformers."""
         ratio = self.train_length / self.original_length
         return self.parameters.number("factor", float, ratio)
 
 
 def rope_parameters(config: ConfigReader, by_type: bool) -> dict[str, ConfigReader]:
-    """The rotary parameters by layer type; one entry `""` if all layers share them."""
+    """The rotary parameters by layer type; a single entry `""` if all layers share them."""
     if by_type:
         return _by_layer_type(config)
     key = _LEGACY if config.object(_LEGACY) else _CURRENT
@@ -115,14 +115,14 @@ def rope_parameters(config: ConfigReader, by_type: bool) -> dict[str, ConfigRead
 
 
 def _nested(parameters: ConfigReader) -> dict[str, ConfigReader]:
-    # transformers reads `truncate` outside the nesting only.
+    # transformers reads `truncate` only outside the nested parameters.
     truncate = {"truncate": parameters.get("truncate")}
     return {name: parameters.within(name).replaced(**truncate) for name in NESTED}
 
 
 def _by_layer_type(config: ConfigReader) -> dict[str, ConfigReader]:
-    """Rope parameters by layer type. In OLMo 3 and Gemma 3 `rope_scaling` is that of layers without
-    windows, and `rope_parameters` are nested."""
+    """Rope parameters by layer type. In OLMo 3 and Gemma 3, `rope_scaling` applies to layers
+    without windows, and `rope_parameters` are nested."""
     parameters = config.within(_CURRENT)
     if parameters.values and not any(name in parameters.values for name in NESTED):
         raise InteropError(
@@ -146,10 +146,11 @@ def _by_layer_type(config: ConfigReader) -> dict[str, ConfigReader]:
 
 
 def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
-    """Our settings of RoPE, and the length L0 that its scaling refers to, or None if it does not.
+    """Our settings of RoPE, and the length L0 to which the scaling refers; None if it refers to no
+    length.
 
     Raises:
-        InteropError: an unknown kind, or parameters that transformers treats differently.
+        InteropError: the kind is unknown, or transformers treats the parameters differently.
     """
     parameters = source.parameters
     known = source.family.rope_types or _KINDS
@@ -182,7 +183,7 @@ def _temperature(source: RopeSource) -> dict[str, Any]:
     number = source.parameters.number
     if temperature := source.family.position.get("temperature"):
         length = source.original_length
-        if source.kind not in REFERS_TO_LENGTH:  # transformers then reads the key inside only
+        if source.kind not in REFERS_TO_LENGTH:  # transformers then reads only the key inside
             length = number("original_max_position_embeddings", int)
         beta = number("llama_4_scaling_beta", float)
         return {"temperature": temperature | {"beta": beta, "length": length}}
@@ -196,8 +197,8 @@ def _temperature(source: RopeSource) -> dict[str, Any]:
 
 
 def _by_factors(source: RopeSource) -> tuple[dict[str, Any], int | None]:
-    """transformers recomputes `dynamic` frequencies when a text grows under a cache and keeps the
-    old keys; ours are those of a full forward pass of the declared length."""
+    """transformers recomputes `dynamic` frequencies when a cached text grows, and keeps the old
+    keys. Our frequencies are those of a full forward pass of the declared length."""
     keys = FACTOR_KINDS[source.kind]
     numbers = {key: source.parameters.number(key, float) for key in keys}
     lengths = {"dynamic": source.train_length, "llama3": source.original_length}
@@ -233,7 +234,7 @@ def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
 def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
     """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
     if fast <= slow:
-        return  # refused by our settings
+        return  # our settings refuse these values
     frequencies = plain_frequencies(source.theta, source.dims)
     low, high = ramp_ends(frequencies, source.original_length, fast, slow)
     if high <= 0 or low > source.dims - 1:

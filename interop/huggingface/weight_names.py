@@ -1,10 +1,10 @@
 """Names of weights here and in transformers, for import and export.
 
-A weight map gives, for each module or parameter of transformers, our modules or parameters that it
-consists of, separated by spaces. Matrices are (out, in) on both sides; a tensor with several parts
-is their concatenation along the first dimension, or that of each head (queries and gates of
-Qwen3.5). transformers' Llama pairs rotated features as our layout `half` does; `to_half` converts
-the rows of queries and keys.
+A weight map gives, for each module or parameter of transformers, the modules or parameters of ours
+that it consists of, separated by spaces. Matrices are (out, in) on both sides. A tensor with
+several parts is their concatenation along the first dimension, or along that of each head (queries
+and gates of Qwen3.5). transformers' Llama pairs rotated features as our layout `half` does;
+`to_half` converts the rows of queries and keys.
 """
 
 import re
@@ -16,7 +16,7 @@ from torch import Tensor
 from model import Transformer
 from model.mixers.recurrent import Recurrent
 
-WeightMap = Mapping[str, str]  # of a layer
+WeightMap = Mapping[str, str]  # the map of a layer
 
 
 # The norms that multiply by 1 + weight in families with `one_plus_norms`.
@@ -28,8 +28,8 @@ DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def by_part(state: Mapping[str, Tensor], model: Transformer) -> dict[str, Tensor]:
-    """The weights, with the convolution of each recurrent layer as those of its queries, keys and
-    values, which are views."""
+    """The weights, with the convolution of each recurrent layer split into views for queries, keys
+    and values."""
     parts = dict(state)
     for i, block in enumerate(model.layers):
         for kind in ("weight", "bias") if isinstance(block.mixer, Recurrent) else ():
@@ -47,13 +47,13 @@ def weight_map(
     """The tensors of a whole model.
 
     Args:
-        outer: the map of what is outside of layers.
+        outer: the map of weights outside of layers.
         layers: the map of each layer.
-        ours: the names of the weights that our model has; entries with other weights are left out.
+        ours: the names of our model's weights; entries with other weights are left out.
 
     Returns:
-        Our weights by the name of their tensor in transformers, and those of our weights that are
-        in no tensor.
+        The names of our weights by the name of their tensor in transformers, and the names of our
+            weights that are in no tensor.
     """
     have = set(ours)
     whole = dict(outer)
@@ -122,7 +122,7 @@ def to_half(rows: Tensor, heads: int, rotated: int, start: int = 0) -> Tensor:
         rows: (heads·D, ...) weight or bias of a projection, or weight of a QK-norm over all heads;
             with heads = 1 the weight of a QK-norm of each head.
         rotated: the number of rotated features of each head.
-        start: the first of them.
+        start: index of the first rotated feature.
     """
     features = rows.shape[0] // heads
     order = torch.arange(features)
