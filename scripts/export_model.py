@@ -2,10 +2,10 @@
 
   python scripts/export_model.py runs/quickstart --out quickstart-hf
 
-A model that a class of transformers represents exactly is exported without code; any
-other one with one generated modeling file, which is loaded with trust_remote_code=True. Logits of
-the export in transformers are compared with those of the run at 1, 4 and 16 times the trained
-length; an export whose logits differ is not written. Requires the extra `interop`.
+A model that a class of transformers represents exactly is exported without code; other models with
+one generated modeling file, which is loaded with trust_remote_code=True. Logits of the export in
+transformers are compared with the run's logits at 1, 4 and 16 times the trained length; an export
+whose logits differ is not written. Requires the extra `interop`.
 """
 
 import sys
@@ -33,7 +33,7 @@ def main() -> None:
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
-        help="of the positional scheme",
+        help="overrides of the positional scheme",
     )
     parser.add_argument(
         "--out",
@@ -44,12 +44,12 @@ def main() -> None:
     parser.add_argument(
         "--step",
         type=int,
-        help="of the checkpoint; default: the newest",
+        help="step of the checkpoint; default: the newest",
     )
     parser.add_argument(
         "--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the stored weights")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights")
     parser.add_argument(
         "--multiples",
         type=int,
@@ -61,11 +61,11 @@ def main() -> None:
     parser.add_argument(
         "--published",
         action="store_true",
-        help="in the format of released models whose class transformers does not have (Canon); "
+        help="use the format of released models whose class transformers lacks (Canon); "
         "logits are not compared",
     )
     args = parser.parse_args()
-    load_extra("transformers")  # before the run is loaded
+    load_extra("transformers")  # fail before the run is loaded
     check_new(args.out)
     console = Console()
     run = sextant.load(

@@ -6,7 +6,7 @@
 The model is a Hugging Face folder or a name on its hub. evaluate.py, generate.py and parent.run
 accept the same names and convert the model to runs/imported/ themselves; this script chooses
 another folder, or a tokenizer that is not part of the checkpoint. No pickle is read and no code of
-the checkpoint is run. Models that would compute something other than in transformers are rejected.
+the checkpoint is run. Models whose results would differ from transformers are rejected.
 docs/interop.md shows how transformers converts a GGUF file to such a folder.
 """
 

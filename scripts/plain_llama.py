@@ -1,4 +1,4 @@
-"""A LLaMA written out plainly, as a baseline for speed."""
+"""A plain implementation of LLaMA, as a baseline for speed."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from model import Transformer
 
 
 def plain_llama(model: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The mean NLL of `targets` (B, T) after `tokens` (B, T), of a model with RoPE whose weights
-    are those of `model`."""
+    """The mean NLL of `targets` (B, T) after `tokens` (B, T), under a model with RoPE and the weights
+    of `model`."""
     s = model.settings
     x = model.embed(tokens)
     turns = rotations(tokens.shape[1], s.head_dim, tokens.device)

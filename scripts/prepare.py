@@ -67,7 +67,7 @@ def main() -> None:
     old = (prepared_folder(settings.data) / "prepared.json").is_file()
     prepared = prepare(settings.data, console, workers=options.workers)
     assert isinstance(prepared, PreparedData)
-    if old:  # for a new one, prepare() has printed the tables
+    if old:  # for a new folder, prepare() has printed the tables
         show(prepared.summary, console)
     print(prepared.folder)
 

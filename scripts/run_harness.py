@@ -1,5 +1,5 @@
-"""Run EleutherAI's lm-evaluation-harness on Sextant runs: its own command line, with the model
-`sextant`.
+"""Run EleutherAI's lm-evaluation-harness on Sextant runs: the harness's own command line, with the
+additional model `sextant`.
 
     python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks arc_easy
     python scripts/run_harness.py --model sextant --tasks wikitext \\
@@ -24,7 +24,7 @@ def main() -> None:
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return
-    load_extra("lm_eval.models", "harness")  # while its registry is empty, or it stays without them
+    load_extra("lm_eval.models", "harness")  # must run while the registry is empty
     registry = load_extra("lm_eval.api.registry", "harness")
     registry.model_registry.register("sextant", target="interop.harness:SextantLM")
     load_extra("lm_eval.__main__", "harness").cli_evaluate()

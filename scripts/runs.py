@@ -3,7 +3,7 @@
     python scripts/runs.py                     everything under runs/
     python scripts/runs.py runs/studies/reading
 
-Validation loss is that of the last validation at the trained length, in nats per token. A run is
+Validation loss is the loss of the last validation at the trained length, in nats per token. A run is
 `done`, `training`, `stopped` (the same command resumes it) or `imported`.
 """
 

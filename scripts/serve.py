@@ -6,8 +6,8 @@ browser.
 
 RUN is a run directory, or a model of another project such as hf:FOLDER. Open http://127.0.0.1:8000:
 the page colors the tokens of a text by their loss, side by side under two methods, with the loss by
-position above. It listens on the loopback interface only, handles one request at a time and stops
-with Ctrl-C. Overrides of model.position change the positional scheme as in generate.py.
+position above. The server listens on the loopback interface only, handles one request at a time and
+stops with Ctrl-C. Overrides of model.position change the positional scheme as in generate.py.
 """
 
 import sys

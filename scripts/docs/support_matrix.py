@@ -56,12 +56,12 @@ ROWS = _rows()
 
 
 def settings_digest(settings: dict) -> str:
-    """Changes with the settings of a row, whose results are then those of another model."""
+    """A digest of the settings of a row: results with another digest are of another model."""
     return hashlib.sha256(json.dumps([SIZES, settings], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def measured() -> dict[str, dict]:
-    """Row -> result."""
+    """The stored results, by row."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
 
 
@@ -73,21 +73,21 @@ def _state(row: str, settings: dict, name: str) -> str:
 
 
 def cell(row: str, settings: dict) -> str:
-    """How transformers loads a row."""
+    """The cell of a row: how transformers loads the model."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
     name = choice.model_type or GENERATED
     state = _state(row, settings, name)
     if choice.model_type is None:
         return f"{state}: {name} ({choice.reason})"
-    # If frequencies follow the length, the cache keeps old keys, and all rows have that of the
-    # longest.
+    # If frequencies depend on the length, the cache keeps old keys, and all rows use the length of
+    # the longest row.
     limits = " without cache and padding" if model.depends_on_length else ""
     return f"{state}{limits}: {name}"
 
 
 def matrix() -> str:
-    """The table in Markdown; rows with the same cell are one."""
+    """The table in Markdown; rows with equal cells are merged."""
     rows: dict[str, list[str]] = {}
     for row, settings in ROWS.items():
         rows.setdefault(cell(row, settings), []).append(row)
