@@ -5,13 +5,13 @@
     python scripts/benchmark.py --cases scheme-train scheme-decode --schemes alibi kda
     python scripts/benchmark.py --device cuda --shapes 125M 1.1B
 
-Every variant is a process of its own. After two calls for warm-up the baseline and the others take
-turns for --rounds rounds, on the same random weights and tokens. Losses, logits and generated tokens
-are compared before any time is reported. Training is also measured in bfloat16 where the processor
-has the instruction, and only in bfloat16 on a GPU.
+Every variant runs in its own process. After two warm-up calls, the baseline and the other variants
+take turns for --rounds rounds, on the same random weights and tokens. Losses, logits and generated
+tokens are compared before any time is reported. Training is also measured in bfloat16 if the
+processor has the instruction; on a GPU, only in bfloat16.
 
-With one thread (the default) the time is the CPU time of the process, which does not count the time
-that other processes use. Ratios of medians hold better on a busy machine than speeds.
+With one thread (the default) the time is the CPU time of the process, which excludes the time of
+other processes. On a busy machine, ratios of medians are more reliable than speeds.
 
 The results are written to docs/benchmarks: cpu.csv or gpu/<card>.csv, in which a row replaces an
 earlier one of its kind, and a page with the table; on a GPU also gpu/<card>_kernels.csv, the time of
@@ -53,13 +53,13 @@ from settings.script import Parser, at_least, run_main
 from training.hardware import known_peak, peak_memory
 
 ROOT = Path(__file__).resolve().parent.parent
-LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}  # of losses and logits
+LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}  # between losses or logits
 KEYS = ["case", "shape", "variant", "threads"]
-PROFILED = 3  # calls, if they do not generate
-KERNELS = 40  # of a step, the longest ones
-WARM_SHARE = 0.75  # of the time of a comparison
+PROFILED = 3  # number of profiled calls, if they do not generate
+KERNELS = 40  # number of the longest kernels of a step that are kept
+WARM_SHARE = 0.75  # share of the time of a comparison
 DAY = 86_400.0  # seconds
-THREADS_ON_GPU = 4  # that draw the random weights
+THREADS_ON_GPU = 4  # CPU threads that draw the random weights
 SPAWN = get_context("spawn")
 # columns of the page: titles and formats
 TITLES = {
@@ -105,8 +105,9 @@ DeltaNet and one of attention with a window of 256 tokens.
 
 
 def measure(work: Workload, pipe: Connection) -> None:
-    """Run a workload in this process. Sends what is known once it is warm, after each message but
-    the last the times of a turn, and after the last its kernels; a traceback if it fails."""
+    """Run a workload in this process. Sends its facts once it is warm, the times of a turn after
+    each message but the last, and the kernels after the last message; a traceback if the workload
+    fails."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings, and lines of the profiler
     try:
         is_cpu = work.device == "cpu"
@@ -142,8 +143,8 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def kernels(task: Task, device: str) -> list[dict]:
-    """Kernels of a step, on a CPU its operations, from the longest: name, number and time in ms. In
-    generation they are the mean over its tokens, with the prompt."""
+    """The kernels of a step (on a CPU its operations), longest first: name, number and time in ms.
+    In generation, means over the tokens, including the prompt."""
     profiled = ProfilerActivity.CPU if device == "cpu" else ProfilerActivity.CUDA
     calls, steps = (1, task.steps + 1) if task.first else (PROFILED, 1)
     with profile(activities=[profiled], acc_events=True) as seen:
@@ -162,14 +163,14 @@ def kernels(task: Task, device: str) -> list[dict]:
 
 
 class MeasuredProcess:
-    """A workload in a process of its own. Every wait ends at a time of the monotonic clock.
+    """A workload in its own process. Every wait ends at a time of the monotonic clock.
 
-    Raises TrainingError where the workload has failed or needs more time.
+    Raises TrainingError if the workload has failed or needs more time.
     """
 
     def __init__(self, work: Workload):
         self.work = work
-        self.facts: dict = {}  # known when it is warm
+        self.facts: dict = {}  # set when the process is warm
         self.turns: list[dict] = []
         self.kernels: list[dict] = []
         self._pipe, theirs = SPAWN.Pipe()
@@ -182,12 +183,12 @@ class MeasuredProcess:
         self.facts = self._answer(until)
 
     def turn(self, until: float) -> None:
-        """Time its calls."""
+        """Time the calls of one turn."""
         self._send("turn")
         self.turns.append(self._answer(until))
 
     def end(self, until: float) -> None:
-        """Measure its kernels."""
+        """Measure the kernels of the workload."""
         self._send("end")
         self.kernels = self._answer(until)
 
@@ -223,16 +224,16 @@ class Comparison(NamedTuple):
 
 
 def compare(works: Sequence[Workload], rounds: int, seconds: float = DAY) -> Comparison:
-    """Time variants in turns; the first one is the baseline.
+    """Time variants in turns; the first variant is the baseline.
 
     Args:
-        seconds: after this time the turns so far count; after WARM_SHARE of it, variants that are
-            not warm are ended, so that the others have turns.
+        seconds: time limit, after which only completed turns count. After WARM_SHARE of it,
+            variants that are not warm are ended, so that the others get turns.
     """
     start = time.monotonic()
     warm_until = start + WARM_SHARE * seconds
     until = start + seconds
-    peak = peak_of(works[0])  # before others use the device
+    peak = peak_of(works[0])  # measured before other processes use the device
     processes: list[MeasuredProcess] = []
     errors: dict[str, str] = {}
 
@@ -249,7 +250,7 @@ def compare(works: Sequence[Workload], rounds: int, seconds: float = DAY) -> Com
     try:
         for work in works:
             processes.append(MeasuredProcess(work))
-            if work.has_cpu_time:  # on one core
+            if work.has_cpu_time:  # all run on one core
                 attempt(MeasuredProcess.warm_up, processes[-1], warm_until)
         for process in processes:
             if not process.facts:
@@ -317,7 +318,7 @@ def row_of(
 
 
 def times_of(process: MeasuredProcess, name: str) -> list[float]:
-    """Seconds of all turns: CPU time of one thread, else wall time."""
+    """Seconds of all turns: CPU time for one thread on a CPU, otherwise wall time."""
     return [
         cpu if process.work.has_cpu_time else wall
         for turn in process.turns
@@ -335,7 +336,7 @@ def kernel_rows(process: MeasuredProcess) -> list[dict]:
 
 
 def agreement(work: Workload, baseline: list[float], other: list[float]) -> str:
-    """How well the checked numbers agree. Raises TrainingError if they do not."""
+    """The agreement of the checked numbers, as text. Raises TrainingError if they differ."""
     if not baseline or work.case.startswith(("scheme", "long")):
         return ""
     pairs = list(zip(baseline, other, strict=True))
@@ -359,7 +360,7 @@ def peak_of(work: Workload) -> float:
 
 @cache
 def alone(rate: Callable[[str, int], float], device: str, threads: int) -> float:
-    """What `rate` measures in a process of its own."""
+    """The result of `rate` in its own process."""
     with ProcessPoolExecutor(1, SPAWN) as pool:
         return pool.submit(rate, device, threads).result()
 
@@ -380,13 +381,13 @@ def byte_rate(device: str, threads: int) -> float:
 
 
 def save(rows: list[dict], file: Path, keys: list[str]) -> pd.DataFrame:
-    """Add rows to a CSV file, in place of earlier ones with the same keys; returns all of them."""
+    """Add rows to a CSV file, in place of earlier rows with the same keys. Returns all rows."""
     table = pd.DataFrame(rows)
     if file.exists():
         known = pd.read_csv(file)
         is_new = known.set_index(keys).index.isin(table.set_index(keys).index)
         table = pd.concat([known.loc[~is_new], table])
-    cases = dict.fromkeys([*CASES, *table["case"]])  # those of earlier versions last
+    cases = dict.fromkeys([*CASES, *table["case"]])  # cases of earlier versions last
     table["case"] = pd.Categorical(table["case"], categories=list(cases))
     table = table.sort_values(["shape", "case"], kind="stable")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -421,8 +422,8 @@ def compare_and_save(
     seconds: float = DAY,
     first_calls: Mapping[str, float | None] = {},
 ) -> Comparison:
-    """`compare`, whose rows are written to `file` and printed; errors are warnings. `first_calls`:
-    seconds by variant, of those compiled before; None: unknown."""
+    """Run `compare`, write its rows to `file` and print them; errors become warnings.
+    `first_calls`: seconds of the first call of variants compiled before; None: unknown."""
     found = compare(works, rounds, seconds)
     for row in found.rows:
         row["first_call_s"] = first_calls.get(row["variant"], row["first_call_s"])
@@ -442,7 +443,7 @@ def compare_and_save(
 
 
 def set_environment(threads: int) -> None:
-    """Of the measured processes, which inherit it."""
+    """Set the environment of the measured processes, which inherit it."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
 
 
@@ -455,9 +456,9 @@ def main() -> int:
     add("--cases", nargs="+", default=short, choices=CASES, metavar="CASE")
     add("--schemes", nargs="+", default=known, choices=known, metavar="SCHEME")
     add("--device", default="cpu", help="cpu (the default) or cuda")
-    add("--threads", type=at_least(1), default=1, help="of each process (default: 1)")
+    add("--threads", type=at_least(1), default=1, help="threads per process (default: 1)")
     add("--rounds", type=at_least(1), default=3, help="turns of each variant (default: 3)")
-    add("--repeats", type=at_least(1), default=5, help="timed calls of a turn (default: 5)")
+    add("--repeats", type=at_least(1), default=5, help="timed calls per turn (default: 5)")
     add("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
     options = parser.parse_args()
     device = find_device(options.device)

@@ -1,13 +1,13 @@
-"""Check one NVIDIA GPU: the tests for GPUs, then speed beside a plain LLaMA and transformers.
+"""Check one NVIDIA GPU: the tests for GPUs, then speed compared with a plain LLaMA and transformers.
 
     python scripts/gpu_acceptance.py
     python scripts/gpu_acceptance.py --rehearse     tiny models on a CPU, without compilation
 
 configs/benchmark/gpu_aims.yaml lists the pieces and the aims. Models are compiled while the tests
-run, into a cache that the measurements share. Every piece is written when it ends, as by
-scripts/benchmark.py; one that does not fit into --seconds is named and left out. The last table
-compares the results with the aims: ok, short or not run, with the reason. The exit status is 1 if a
-test or a measurement failed, whatever the aims.
+run, into a cache that the measurements share. The results of a piece are written when it ends, as
+by scripts/benchmark.py; a piece that does not fit into --seconds is named and left out. The last
+table compares the results with the aims: ok, short or not run, with the reason. The exit status is
+1 if a test or a measurement failed, regardless of the aims.
 """
 
 import operator
@@ -46,16 +46,16 @@ from scripts.workloads import Workload
 from settings.script import Parser, run_main
 
 AIMS = ROOT / "configs" / "benchmark" / "gpu_aims.yaml"
-SHARE_OF_TESTS = 0.42  # of the time, at most
+SHARE_OF_TESTS = 0.42  # largest share of the time for tests
 COMPILED_AT_ONCE = 4  # processes; with the largest models they need 75 GiB
 TEST_PROCESSES = 8
-LEAST = 15  # seconds in which a piece may end
+LEAST = 15  # minimum seconds left to start a piece
 COMPARISONS = {"<=": operator.le, ">=": operator.ge}
 NO_TIME = "not measured in time"
 
 
 def workloads(piece: dict, device: str, rehearse: bool) -> list[Workload]:
-    """The variants of a piece; without transformers where it is not installed."""
+    """The variants of a piece; without transformers if it is not installed."""
     shape = "tiny" if rehearse else piece["shape"]
     work = Workload(
         piece["case"],
@@ -71,8 +71,8 @@ def workloads(piece: dict, device: str, rehearse: bool) -> list[Workload]:
 
 
 def run_tests(rehearse: bool, seconds: float, log: Path) -> int:
-    """Run the tests for GPUs, one line of the log for each; the exit status of pytest, 0 where they
-    were ended for lack of time."""
+    """Run the tests for GPUs, with one line in the log for each. Returns the exit status of pytest, 0
+    if the tests were ended for lack of time."""
     marks = ("on_gpu(", "mark.gpu")
     files = [
         file
@@ -81,14 +81,14 @@ def run_tests(rehearse: bool, seconds: float, log: Path) -> int:
     ]
     files.sort(key=lambda file: (file.stem != "test_cuda", file))
     select = ["-m", "not gpu and not slow"] if rehearse else ["-m", "gpu"]
-    # in the order of the files, whatever the number of processes
+    # in the order of the files for any number of processes
     spread = ["-n", str(2 if rehearse else TEST_PROCESSES), "--maxschedchunk", "1"]
     command = [sys.executable, "-m", "pytest", "-vv", "-rs", *select, *spread, *map(str, files)]
     with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"TORCH_COMPILE_DISABLE": "0"},  # some compile in a rehearsal too
+            env=os.environ | {"TORCH_COMPILE_DISABLE": "0"},  # some compile in rehearsals too
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -96,7 +96,7 @@ def run_tests(rehearse: bool, seconds: float, log: Path) -> int:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with all that use the GPU
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes that use the GPU
             process.wait()
             return 0
 
@@ -135,8 +135,8 @@ def judged(
     """A row of the last table for each aim.
 
     Args:
-        results: rows of measurements, or why there is none.
-        shape: of all measurements; None: that of the aim.
+        results: rows of measurements, or why they are missing.
+        shape: shape of all measurements; None: the shape of the aim.
     """
     table = []
     for aim in aims:
@@ -171,7 +171,7 @@ def main() -> int:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--rehearse", action="store_true", help="tiny models on a CPU")
-    add("--seconds", type=float, default=570, help="for all of it (default: 570)")
+    add("--seconds", type=float, default=570, help="total time limit (default: 570)")
     add("--results", type=Path, help="folder (default: docs/benchmarks; a new one to rehearse)")
     options = parser.parse_args()
     start = time.monotonic()
@@ -218,7 +218,7 @@ def main() -> int:
     for name in failed:
         console.warn(f"failed: {name}")
 
-    results: dict[Key, dict | str] = {}  # the first row of a measurement, or why there is none
+    results: dict[Key, dict | str] = {}  # the first row of a measurement, or why it is missing
     for piece, works in pieces:
         about = f"{works[0].case} {works[0].shape}"
         left = deadline - time.monotonic()
@@ -229,7 +229,7 @@ def main() -> int:
                 results.setdefault(work.key, "no time left")
             say(f"{about}: left out, no time")
             continue
-        # that of a compiled variant includes compilation only before its graphs are in the cache
+        # a first call includes compilation only before the variant's graphs are in the cache
         known = {w.variant: first_calls.get(w) for w in works if w.is_compiled and not rehearse}
         seconds = DAY if rehearse else min(piece["seconds"], left)
         found = compare_and_save(works, 2, console, file, machine, seconds, known)
@@ -242,7 +242,7 @@ def main() -> int:
             if work.variant in found.errors:
                 results.setdefault(work.key, found.errors[work.variant])
         say(f"{about}: measured {len(found.rows)} of {len(works)}")
-        # after each piece, in case that the script is ended from outside
+        # after each piece, in case the script is killed
         write_aims(plan["aims"], results, file, machine, rehearse)
     print(write_aims(plan["aims"], results, file, machine, rehearse))
     return int(failures > 0)

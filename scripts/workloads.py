@@ -1,5 +1,5 @@
-"""What scripts/benchmark.py measures: training, scoring and generation by Sextant, by transformers
-and by a plain LLaMA, on the same random weights and tokens."""
+"""The workloads of scripts/benchmark.py: training, scoring and generation by Sextant, transformers
+and a plain LLaMA, on the same random weights and tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,13 +34,13 @@ from training.train_state import TrainState
 MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
 PREFILL = 2048
 PROMPT = 32
-WINDOWS = 4  # of fixed targets
+WINDOWS = 4  # windows of fixed targets
 TARGETS = 64
 SCHEME_LENGTH = 2048
 LONG_LENGTH = 16_384
-ACCUMULATED = 8  # micro-batches of train-8
-NEAR_TIE = 1e-3  # logits that rounding may swap
-# words of a variant, and what they add to the settings of training
+ACCUMULATED = 8  # number of micro-batches of train-8
+NEAR_TIE = 1e-3  # difference of logits whose order rounding may swap
+# words of a variant, and the overrides that they add
 FASTER = {
     "residual": "training.residual_dtype=autocast",
     "graphs": "training.cuda_graphs=true",
@@ -55,7 +55,7 @@ class Shape:
     vocab: int
     length: int
     batch: int
-    new: int = 128  # generated tokens of a row
+    new: int = 128  # number of generated tokens per row
 
 
 SHAPES = {
@@ -86,7 +86,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What one process measures. `variant`: ``ours``, ``transformers``, ``llama``, or a scheme or
+    """The workload of one process. `variant`: ``ours``, ``transformers``, ``llama``, or a scheme or
     mixer; then ``compiled``, the words of FASTER and ``bfloat16`` if they apply."""
 
     case: str
@@ -94,7 +94,7 @@ class Workload:
     variant: str
     device: str
     threads: int
-    repeats: int  # timed calls of a turn; 0: the process ends after its first call
+    repeats: int  # timed calls per turn; 0: the process ends after its first call
     profile: bool = False  # whether to measure kernels
 
     @property
@@ -185,11 +185,11 @@ class Ours:
             pack(self.model)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """(B, T, V)."""
+        """The logits (B, T, V) of all tokens."""
         return self.model(ids, TokenPositions.plain(ids.shape[1], device=ids.device))
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """(B, 1, V) logits after a prompt that goes through an empty cache."""
+        """The logits (B, 1, V) after a prompt that goes through an empty cache."""
         rows, length = ids.shape
         positions = TokenPositions.plain(length, device=ids.device)
         return self.model(ids, positions, cache=self.model.make_cache(rows, length), keep=1)
@@ -241,13 +241,13 @@ def passes(work: Workload) -> Ours | Theirs:
 
 @dataclass(frozen=True)
 class Task:
-    """What is timed.
+    """The calls that are timed.
 
     Attributes:
         call: returns the numbers that must agree between variants.
-        tokens: of a call.
+        tokens: number of tokens of a call.
         first: the part of a call up to its first token, in generation.
-        steps: of a call after `first`.
+        steps: number of steps of a call after `first`.
         amount: FLOPs of a step in training, bytes that a step reads in generation, else 0.
     """
 

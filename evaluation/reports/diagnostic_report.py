@@ -1,10 +1,10 @@
 """Reports of `protocol: attention` and `protocol: generation`.
 
-results.json of attention has, besides `protocol`, `trained_length`, `checkpoint_hash` and similar
-entries, and `not_measured` (method, length, reason: cells without numbers):
+Besides `protocol`, `trained_length`, `checkpoint_hash` and similar entries, and `not_measured`
+(method, length, reason: cells without numbers), results.json of attention has:
 
     cells        flat: method, length, layer, head, measure, value, low, high. head null: the mean
-                 over the layer's heads; layer null too: over all layers. low and high, where head
+                 over the layer's heads; layer null too: over all layers. low and high, if head
                  is null: the interval over units (documents or clusters), null with fewer than 6.
                  The measures are in `measures`; one that does not exist for a cell has no row.
     by_distance  method, length, layer, head (null as above), edges (buckets + 1), mass (of each

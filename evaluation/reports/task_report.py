@@ -181,7 +181,7 @@ def length_text(r: ReportedResults, row: ResultRow) -> str:
 
 
 def task_verdict(r: ReportedResults) -> str:
-    """Which variants answer above chance at the longest length."""
+    """The variants that answer above chance at the longest length, in one sentence."""
     rows = main_rows(r)
     if not rows:
         return "No accuracy was measured."

@@ -33,7 +33,7 @@ from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.targets import EvaluationText, targets_of
 from evaluation.stores import EvaluationStores
 
-VERSION = 4  # of the cache format: files of other versions are ignored
+VERSION = 4  # version of the cache format: files of other versions are ignored
 BLOCK = 1 << 17  # tokens per block: bounds memory
 OVERLAP = 1 << 10  # tokens shared by blocks of one document, far more than a passage
 MOST_WORDS = 1 << 20  # number of words whose hashes are cached

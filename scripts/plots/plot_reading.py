@@ -1,4 +1,4 @@
-"""Plot what each scheme of a study reads at a distance beside the change of its loss.
+"""Plot the read gain of each scheme of a study at a distance, beside the change of its loss.
 
     python study.py configs/studies/reading.yaml --jobs 2
     python scripts/plots/plot_reading.py runs/studies/reading --out docs/results/reading/figure
@@ -25,8 +25,8 @@ from settings.script import Parser, run_main
 
 
 def read_columns(file: Path) -> dict[str, pd.DataFrame]:
-    """Value, low and high of every variant, by column of the figure; the variant that reads most at
-    the largest distance comes first."""
+    """Value, low and high of every variant, by column of the figure; the variant with the largest
+    read gain at the largest distance comes first."""
     rows = pd.read_csv(file)
     rows = rows[rows.seed.isna()].set_index("variant")
     gains = rows.query("metric == 'read_gain'")
