@@ -219,7 +219,7 @@ class LossMeasurement(Measurement):
             error = str(failure)
         if ranks.world > 1 and not error:  # the process may end while waiting for the others
             save(now=True)
-        # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
+        # Losses from an earlier call belong to rank 0, losses of a context group to its first rank.
         mine = nll if ranks.main else np.where(np.isnan(known) & (index_in_group == 0), nll, np.nan)
         errors, parts = zip(*ranks.collect((error, mine)), strict=True)
         if any(errors):

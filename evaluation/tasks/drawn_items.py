@@ -195,14 +195,14 @@ def draw_symbols(
     """The items of a task on symbols for a model trained on `data`, at the `positions` of its
     training if the settings select them.
 
-    Raises EvaluationError for a length without problems, a vocabulary other than that of `data`, or
-    positions that do not reach the length.
+    Raises EvaluationError for a length without problems, a vocabulary other than the one of `data`,
+    or positions that do not reach the length.
     """
     trained = data.source
     task = settings.task or trained.task
     if not isinstance(task, SymbolTask) or task.alphabet != data.tokenizer.symbols:
         raise EvaluationError(
-            f"task.name={task.name}: its symbols are not those of the training on "
+            f"task.name={task.name}: its symbols differ from those of the trained task "
             f"{trained.task.name}; change settings of that task only, such as task.ignore"
         )
     index = np.arange(settings.items)

@@ -69,7 +69,7 @@ class Family(NamedTuple):
         partial: whether `partial_rotary_factor` is supported.
         by_type: whether rotary parameters are nested by layer type only.
         divides: whether `hidden_size` must be a multiple of `num_attention_heads`.
-        last_is_full: whether the last layer has type FULL whatever `layer_types` says.
+        last_is_full: whether the last layer has type FULL regardless of `layer_types`.
         one_plus_norms: whether norms multiply by 1 + weight.
         final_norm: the name of the last norm.
     """

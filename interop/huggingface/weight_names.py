@@ -2,9 +2,9 @@
 
 A weight map gives, for each module or parameter of transformers, the modules or parameters of ours
 that it consists of, separated by spaces. Matrices are (out, in) on both sides. A tensor with
-several parts is their concatenation along the first dimension, or along that of each head (queries
-and gates of Qwen3.5). transformers' Llama pairs rotated features as our layout `half` does;
-`to_half` converts the rows of queries and keys.
+several parts is their concatenation along the first dimension, or along the first dimension of each
+head (queries and gates of Qwen3.5). transformers' Llama pairs rotated features as our layout `half`
+does; `to_half` converts the rows of queries and keys.
 """
 
 import re
