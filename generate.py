@@ -36,6 +36,7 @@ from generation.prompts import read_prompts
 from generation.samples import generate_samples, make_samples
 from generation.sampling import SamplingParams
 from generation.writers import JsonLinesWriter, TextWriter
+from model.devices import find_device
 from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.help import HelpTopics, SettingsParser
@@ -231,6 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     """Generate the text that the command line requests."""
     args = parse_options(arguments)
     console = Console()
+    find_device(args.device)  # a device that is absent is refused before prompts are read
     sampling = SamplingParams(
         args.repetition_penalty, args.temperature, args.top_k, args.top_p, args.min_p
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
-from data.sampling.positions import PlainPositions, PositionsSettings
+from data.sampling.position_samplers import PlainPositions, PositionsSettings
 from data.tasks import CoupledTask, SymbolTaskSettings, TextTaskSettings
 from data.tasks.retrieval import PasskeyTask
 from data.tasks.strings import CopyTask

@@ -139,7 +139,7 @@ def read_object(path: Path, needed: Mapping[str, type] | None = None) -> dict:
     try:
         value = read_json(path)
     except FileNotFoundError:
-        raise TrainingError(f"{path}: missing") from None
+        raise TrainingError(f"{path} is missing; restore it") from None
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"{path}: not readable as JSON ({error})") from None
     return with_keys(path, value, needed or {})

@@ -17,7 +17,7 @@ from data.files import canonical_hash
 from data.random_draws import below, bits, key_of
 from data.sampling.batches import Batch, content_hash, rows_of_rank
 from data.sampling.packing import IGNORED, PositionedTokens
-from data.sampling.positions import PLAIN, PlainPositions, PositionDraws
+from data.sampling.position_samplers import PLAIN, PlainPositions, PositionDraws
 from data.sampling.window_order import StepRange, samples_before
 from data.tasks import CoupledTask, TaskItem, TaskItems
 from data.tokenizers.tokenizer_base import SymbolTokenizer

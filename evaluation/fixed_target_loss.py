@@ -8,7 +8,7 @@ targets: differences between lengths are due to context alone.
     losses = score(lambda ids: model(ids).logits, documents, lengths=[256, 1024], targets=64)
     print(by_length(losses, trained_length=256))
 
-`evaluate.py` uses the same functions: `measure_windows` for the losses, and `ratio` and
+`evaluate.py` uses the same functions: `measure_windows` for the losses, and `mean_over_targets` and
 `half_width` for their intervals.
 """
 
@@ -131,7 +131,7 @@ def by_length(
     return pd.DataFrame(rows).set_index("length")
 
 
-def ratio(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+def mean_over_targets(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     """Mean over targets r = Σ sⱼ / Σ nⱼ, and its standard error over units j with total losses
     `sums` sⱼ (D,) and numbers of targets `counts` nⱼ (D,).
     The error is that of the linearized ratio (Cochran 1977, section 6.4), robust to any dependence
@@ -156,7 +156,7 @@ def ratio_interval(
 ) -> tuple[float, ...]:
     """(mean over targets, low, high) by Student's t with D − 1 degrees of freedom; the ends are NaN
     with fewer than `least_units` units."""
-    mean, error = ratio(sums, counts)
+    mean, error = mean_over_targets(sums, counts)
     half = half_width(error, len(counts) - 1, alpha)
     half = half if len(counts) >= least_units else math.nan
     return mean, mean - half, mean + half

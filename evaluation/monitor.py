@@ -13,7 +13,7 @@ import torch
 from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.packing import IGNORED
-from data.sampling.positions import PLAIN
+from data.sampling.position_samplers import PLAIN
 from evaluation.fixed_target_loss import measure_windows
 from evaluation.scoring.evaluation_plan import fixed_windows
 from evaluation.scoring.targets import (

@@ -1,6 +1,6 @@
 """Order, position and document of each token, as tensors that are created once per pass. In
 training, data/sampling/packing.py computes them (packing, and where positions start over at each
-document), and data/sampling/positions.py draws random positions. Decoding uses
+document), and data/sampling/position_samplers.py draws random positions. Decoding uses
 `TokenPositions.plain` and `TokenPositions.left_padded`."""
 
 from __future__ import annotations

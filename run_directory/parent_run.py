@@ -27,8 +27,8 @@ from errors import TrainingError
 from model import ModelError, ModelSettings
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
 from run_directory.position_overrides import meta_model, override, why
-from run_directory.run import Run, describe_changes, is_run, not_a_run
-from run_directory.run_settings import RunSettings
+from run_directory.run import Run, is_run, not_a_run
+from run_directory.run_settings import RunSettings, describe_changes
 from run_directory.training_schedule import last_trained, stages_of
 from settings.load import differences, load_settings, setting_before_validation
 

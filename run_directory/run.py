@@ -16,7 +16,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,11 +52,10 @@ from run_directory.checkpoints import (
 )
 from run_directory.console import Console
 from run_directory.position_overrides import make_model, override
-from run_directory.run_settings import RunSettings
+from run_directory.run_settings import RunSettings, describe_changes
 from run_directory.training_schedule import last_trained
 from run_directory.weights import load_weights, named_weights, read_into, shapes_in
-from settings.fields import show
-from settings.load import differences, dump, identity, load_settings
+from settings.load import dump, identity, load_settings
 from settings.yaml_io import parse_yaml
 
 SETTINGS = "settings.yaml"
@@ -341,25 +339,6 @@ class Run:
             )
 
         return while_training(self.folder, read)
-
-
-def describe_changes(old: RunSettings, new: RunSettings, include_allowed: bool = True) -> list[str]:
-    """Every setting that differs, as `key: old → new`; with `include_allowed`, also those
-    that may change on resume."""
-    return [
-        f"{each.key}: {short_text(each.old)} → {short_text(each.new)}"
-        for each in differences(old, new)
-        if include_allowed or not each.may_change
-    ]
-
-
-def short_text(value: object) -> str:
-    if not isinstance(value, dict):
-        return str(value) if isinstance(value, str) else show(value, sys.maxsize)
-    inside = ", ".join(
-        f"{k}: {short_text(v)}" for k, v in value.items() if k != "name" and v is not None
-    )
-    return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 
 
 def model_hash(text: str) -> str:

@@ -4,6 +4,7 @@ Fields marked `may_change` do not shape the weights beyond rounding: they may di
 resumed and do not count in its identity.
 """
 
+import sys
 from itertools import groupby
 from typing import Literal
 
@@ -13,7 +14,8 @@ from data.data_settings import DataSettings
 from data.sampling.window_order import StepRange, samples_before
 from model.model_settings import ModelSettings
 from run_directory.training_settings import TrainingSettings, WsdSchedule, step_ranges_of
-from settings.fields import StrictSettings, counts_if_changed, may_change, setting
+from settings.fields import StrictSettings, counts_if_changed, may_change, setting, show
+from settings.load import differences
 
 
 class ParentSettings(StrictSettings):
@@ -175,3 +177,22 @@ class RunSettings(StrictSettings):
         for key, required, is_met in conditions:
             if not is_met:
                 raise ValueError(f"{reason}: set {key} to {required}, or {other}")
+
+
+def describe_changes(old: RunSettings, new: RunSettings, include_allowed: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; with `include_allowed`, also those
+    that may change on resume."""
+    return [
+        f"{each.key}: {short_text(each.old)} → {short_text(each.new)}"
+        for each in differences(old, new)
+        if include_allowed or not each.may_change
+    ]
+
+
+def short_text(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value) if isinstance(value, str) else show(value, sys.maxsize)
+    inside = ", ".join(
+        f"{k}: {short_text(v)}" for k, v in value.items() if k != "name" and v is not None
+    )
+    return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))

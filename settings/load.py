@@ -262,7 +262,7 @@ def differences(old: Any, new: Any, key: str = "", may_change: bool = False) -> 
         new = to_jsonable_python(new)
         return [] if old == new else [Difference(key, old, new, may_change)]
     changed = []
-    for name, before, after, is_free in members:
+    for name, before, after, is_allowed in members:
         inner = f"{key}.{name}" if key else name
-        changed += differences(before, after, inner, may_change or is_free)
+        changed += differences(before, after, inner, may_change or is_allowed)
     return changed

@@ -52,7 +52,7 @@ def unit_values(cell: dict, value: dict) -> pd.DataFrame:
             mean = np.broadcast_to(own, len(counts))
             parts.append({"unit": names, "mean": mean, "targets": counts})
     if not parts:
-        raise StudyError(f"{cell['id']}: evaluation {name} has no {value}")
+        raise StudyError(f"{cell['id']}: evaluation {name} did not measure {value}")
     table = pd.concat(map(pd.DataFrame, parts))
     table["mean"] *= table["targets"]
     sums = table.groupby("unit")[["mean", "targets"]].agg("sum")

@@ -206,7 +206,7 @@ class StudyPlanner:
         _check_run(plan.shared_settings)
         if is_run(run):
             rows = differences(Run(run).settings, settings)
-            if changed := [key for key, _, _, is_free in rows if not is_free]:
+            if changed := [key for key, _, _, may_change in rows if not may_change]:
                 raise StudyError(
                     f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
                     "move the run, or set another --run-dir"
@@ -241,8 +241,8 @@ class StudyPlanner:
         unknown = set(report.lengths or ()) - measured
         if unknown and measured:
             raise StudyError(
-                f"report.lengths: {', '.join(map(str, sorted(unknown)))} not among the lengths of "
-                f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
+                f"report.lengths: {', '.join(map(str, sorted(unknown)))} is not a length of "
+                f"evaluations.{primary}: choose from {', '.join(map(str, sorted(measured)))}"
             )
 
     def _plan_evaluation(

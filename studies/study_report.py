@@ -55,7 +55,7 @@ from evaluation.reports.report import (
     write_table,
 )
 from evaluation.reports.task_report import accuracy_figure, task_tables
-from evaluation.statistics.intervals import CLAIM_SEEDS
+from evaluation.statistics.intervals import LEAST_SEEDS
 from studies.study_results_reader import Group, StoredStudy, read_study
 from studies.study_results_table import read_losses, read_other
 from studies.study_settings import TrendSettings
@@ -223,10 +223,10 @@ def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first
 def findings(r: LossResults) -> list[str]:
     """The findings of a loss evaluation and their limitations, the most important first."""
     lines = [verdict(r), *details(r), *imprecision(r)]
-    few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < CLAIM_SEEDS]
+    few = [f"{name} ({counted(s, 'seed')})" for name, s in r.seeds.items() if s < LEAST_SEEDS]
     if few:
         lines.append(
-            f"Point estimates only, with fewer than {CLAIM_SEEDS} training seeds: {listed(few)}. "
+            f"Point estimates only, with fewer than {LEAST_SEEDS} training seeds: {listed(few)}. "
             "They describe these checkpoints, not the schemes."
         )
     if r.units < FEW_BELOW:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from data.files import read_object
 from errors import StudyError
 from evaluation.methods import TRAINED
-from evaluation.statistics.variant_result import VariantResult
+from evaluation.statistics.stored_results import StoredResults
 
 RESULTS = "results.json"
 SCHEME = "scheme"  # the axis whose labels are compared
@@ -75,10 +75,10 @@ class StoredStudy:
         order = dict.fromkeys([self.declared["primary"], *self.settings["evaluations"]])
         return [name for name in order if name in measured]
 
-    def results(self, name: str, group: Group) -> tuple[list[VariantResult], dict[str, str]]:
+    def results(self, name: str, group: Group) -> tuple[list[StoredResults], dict[str, str]]:
         """The results of an evaluation in a group of cells, for every variant; and, by cell, why
         other results cannot be compared with the first."""
-        kept: list[VariantResult] = []
+        kept: list[StoredResults] = []
         excluded = {}
         for variant in self.variants:
             for cell in self.cells:
@@ -92,7 +92,7 @@ class StoredStudy:
                 if differing:
                     excluded[cell.id] = f"{', '.join(differing)} differs from the first cell"
                 else:
-                    kept.append(VariantResult(variant.name, variant.method, cell.seed, result))
+                    kept.append(StoredResults(variant.name, variant.method, cell.seed, result))
         return kept, excluded
 
     @property

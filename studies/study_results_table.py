@@ -12,8 +12,8 @@ import numpy as np
 
 from evaluation.methods import name_of
 from evaluation.reports.diagnostic_report import attention_rows, flat_rows
-from evaluation.reports.loss_record import position_rows
 from evaluation.reports.loss_results import LossResults, loss_results
+from evaluation.reports.loss_results_json import position_rows
 from evaluation.reports.report import ReportedResults
 from evaluation.reports.task_report import task_rows
 from evaluation.statistics.intervals import interval

@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import StudyError
-from evaluation.fixed_target_loss import ratio
+from evaluation.fixed_target_loss import mean_over_targets
 from evaluation.reports.document import NONE, Cell, ReportTable, with_ends
 from evaluation.reports.figures import (
     BAND,
@@ -47,7 +47,7 @@ from evaluation.reports.figures import (
     draw_line,
     panels,
 )
-from evaluation.statistics.intervals import CLAIM_SEEDS, half_width_of_sum, seed_means
+from evaluation.statistics.intervals import LEAST_SEEDS, half_width_of_sum, seed_means
 from studies.arm_values import unit_values
 from studies.expressions import Expression, evaluate, expanded, values_in
 from studies.study_results_reader import SEED
@@ -164,7 +164,7 @@ def rungs_of(rows: pd.DataFrame) -> list[RungEffect]:
         counts = np.asarray(targets.loc[values.columns])
         matrix = values.to_numpy()  # (S, D)
         of_units = matrix.mean(axis=0)
-        mean, _ = ratio(of_units * counts, counts)
+        mean, _ = mean_over_targets(of_units * counts, counts)
         deviations = counts * (of_units - mean) / counts.sum()
         first = own.iloc[0]
         rungs.append(
@@ -227,7 +227,7 @@ class Trend:
         parts = []
         for weight, rung in zip(weights, self.rungs, strict=True):
             seeds = len(rung.seeds)
-            if seeds < CLAIM_SEEDS:
+            if seeds < LEAST_SEEDS:
                 pooled += weight**2 / seeds
             else:
                 parts.append((weight**2 * float(rung.seeds.var(ddof=1)) / seeds, seeds - 1))

@@ -3,8 +3,7 @@ with --dry-run."""
 
 from model import Transformer
 from run_directory.parent_run import ParentRun
-from run_directory.run import short_text
-from run_directory.run_settings import RunSettings
+from run_directory.run_settings import RunSettings, short_text
 from run_directory.training_schedule import TrainingSchedule
 from training.optimizer import Optimizer
 

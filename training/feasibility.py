@@ -50,7 +50,7 @@ def check_model(settings: RunSettings) -> None:
     if limit is not None and limit < shortest:
         raise TrainingError(
             f"training.validation.multiples: the shortest length is {shortest} tokens, but the "
-            f"scheme has {limit} positions; include 1, the trained length, in the list"
+            f"scheme has {limit} positions; add 1, the trained length, to the list"
         )
     if settings.training.state == "carry":
         for stage in stages_of(settings):

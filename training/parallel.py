@@ -230,7 +230,9 @@ class PlannedProcesses(ProcessGroup):
                 f"training.parallel.context = {context} does not divide --world {world}"
             )
         if t.precision == "float64":
-            raise TrainingError("--world plans for bfloat16 or float32: set training.precision")
+            raise TrainingError(
+                "--world does not support training.precision = float64; set bfloat16 or float32"
+            )
         self.world = world
         self.data_world = world // context
         self.sharded = t.parallel.sharding == "full"

@@ -51,8 +51,8 @@ class StepGuard:
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
 
     def __call__(self, loss: Tensor, norm: Tensor, overflows: Tensor | None = None) -> StepDecision:
-        """Decide about a step by its loss (mean over all ranks), the global gradient norm, and
-        whether it is not finite because of the scale of the loss."""
+        """Decide about a step by its loss (mean over all ranks) and the global gradient norm.
+        `overflows`: whether the norm is not finite only because the loss was scaled."""
         broken = ~(loss.isfinite() & norm.isfinite())
         reason = broken * NOT_FINITE
         if overflows is not None:

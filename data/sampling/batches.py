@@ -22,7 +22,7 @@ import numpy as np
 from data.files import sha256_of
 from data.random_draws import permuted
 from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
-from data.sampling.positions import PLAIN, PlainPositions, PositionDraws
+from data.sampling.position_samplers import PLAIN, PlainPositions, PositionDraws
 from data.sampling.window_order import (
     MixturePattern,
     StepRange,

@@ -2,7 +2,7 @@
 token.
 
 `order` is the index of a token in its text and alone determines the attention mask. `position`, the
-input of positional schemes, equals `order` unless a sampler of `positions.py` replaces it.
+input of positional schemes, equals `order` unless a sampler of `position_samplers.py` replaces it.
 """
 
 import math

@@ -33,13 +33,13 @@ from evaluation.reports.figures import (
     styles_of,
     top_of_colored,
 )
-from evaluation.reports.loss_record import comparison_record, position_rows, record_of
 from evaluation.reports.loss_results import LossResults, loss_results
+from evaluation.reports.loss_results_json import comparison_record, position_rows, record_of
 from evaluation.reports.report import EvaluationReport, ReportedResults, caveats
 from evaluation.scoring.text_loss import LossMeasurement
-from evaluation.statistics.loss_table import INCONCLUSIVE, POINTS_ONLY, PRECISION, UNDERTRAINED
+from evaluation.statistics.loss_verdicts import INCONCLUSIVE, POINTS_ONLY, PRECISION, UNDERTRAINED
 from evaluation.statistics.results_table import ResultRow, results_table, select_one
-from evaluation.statistics.variant_result import VariantResult
+from evaluation.statistics.stored_results import StoredResults
 
 TONES = {"held": "good", "broken": "bad"}
 CONTEXT = "context length, tokens (log scale)"
@@ -169,7 +169,7 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
     """`held to 512, broken at 2,048`."""
     if not r.beyond(name):
         return "flat by construction" if name == TRUNCATE else NONE
-    if not r.claims(name):
+    if not r.has_verdicts(name):
         return POINTS_ONLY
     held, broken, text = outcome(r, name)
     tone = "bad" if broken < math.inf else "good" if -held == r.lengths[-1] else ""
@@ -196,7 +196,7 @@ def verdict(r: LossResults) -> str:
         text = f"Only lengths up to the trained length {l0:,} were measured: no verdicts."
         return warning(r) + text
     outcomes: dict[tuple, list[str]] = {}
-    for name in filter(r.claims, r.names):
+    for name in filter(r.has_verdicts, r.names):
         outcomes.setdefault(outcome(r, name), []).append(name)
     parts = [f"{r.named(outcomes[key])} {key[-1]}" for key in sorted(outcomes)]
     if not parts:
@@ -411,7 +411,7 @@ def results_of(runs: Mapping[str, LossMeasurement], facts: dict) -> LossResults:
                 variant = run if method.label == TRAINED else f"{run}, {method.label}"
                 columns = {"run": measurement.subject.name, **columns}
             variants[variant] = columns
-            results.append(VariantResult(variant, method.label, "", records[run]))
+            results.append(StoredResults(variant, method.label, "", records[run]))
     record = (comparison_record(runs) if others else records[first_name]) | facts
     r = loss_results(
         results,

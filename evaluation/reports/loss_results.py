@@ -12,7 +12,7 @@ from evaluation.methods import TRUNCATE
 from evaluation.reports.document import counted, dtype_note
 from evaluation.reports.report import ReportedResults
 from evaluation.statistics.intervals import interval, seed_means
-from evaluation.statistics.loss_table import (
+from evaluation.statistics.loss_verdicts import (
     POINTS_ONLY,
     PRECISION,
     VariantLosses,
@@ -27,7 +27,7 @@ from evaluation.statistics.loss_table import (
     verdict_rows,
 )
 from evaluation.statistics.results_table import ResultRow, results_table, row_of
-from evaluation.statistics.variant_result import VariantResult
+from evaluation.statistics.stored_results import StoredResults
 
 
 @dataclass(kw_only=True)
@@ -94,7 +94,7 @@ class LossResults(ReportedResults):
         """Changes with their verdicts at the measured lengths beyond the trained length."""
         return [row for row in self.rows("delta", name) if row.verdict]
 
-    def claims(self, name: str) -> bool:
+    def has_verdicts(self, name: str) -> bool:
         """Whether the variant has enough seeds and units for verdicts."""
         return any(row.verdict != POINTS_ONLY for row in self.beyond(name))
 
@@ -112,7 +112,7 @@ class LossResults(ReportedResults):
     @property
     def intervals(self) -> str:
         """The description of the simultaneous intervals of gains; '' if none is reported."""
-        if not any(map(self.claims, self.names)):
+        if not any(map(self.has_verdicts, self.names)):
             return ""
         over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
         note = f"{100 * self.confidence:g}% intervals over {over}"
@@ -120,7 +120,7 @@ class LossResults(ReportedResults):
 
 
 def loss_results(
-    results: Sequence[VariantResult],
+    results: Sequence[StoredResults],
     variants: Mapping[str, dict[str, str]],
     *,
     tolerance: float,
@@ -192,7 +192,7 @@ def _variant_rows(
     r: LossResults,
     name: str,
     losses: VariantLosses,
-    results: Sequence[VariantResult],
+    results: Sequence[StoredResults],
     counts: np.ndarray,
     is_judged: bool,
 ) -> Iterator[ResultRow]:

@@ -4,8 +4,8 @@ A unit is a document, or a cluster if the corpus defines clusters. Values of one
 means (D,): the intervals describe this checkpoint on similar documents. Values of a scheme are unit
 means of each training seed (S, D): seeds and units are both samples, so both variances count. A
 bootstrap over documents alone covers only 22 to 31% if the variance of the seeds dominates. The
-estimator is the mean over targets, `fixed_target_loss.ratio`. With fewer than 6 units, or fewer
-than 3 seeds of a scheme, only point estimates are reported.
+estimator is the mean over targets (`mean_over_targets`). With fewer than 6 units, or fewer than 3
+seeds of a scheme, only point estimates are reported.
 """
 
 import math
@@ -17,9 +17,9 @@ import numpy as np
 
 from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import EvaluationError
-from evaluation.fixed_target_loss import half_width, ratio
+from evaluation.fixed_target_loss import half_width, mean_over_targets
 
-CLAIM_SEEDS = 3  # fewer seeds per scheme give point estimates only
+LEAST_SEEDS = 3  # fewer seeds per scheme give point estimates only
 FAMILY_POWER = 4 / 3  # power of the shares of V in the degrees of freedom of a family
 
 
@@ -84,9 +84,9 @@ def interval(
         raise EvaluationError("a mean of a seed and unit is not finite")
     seeds = tuple(map(len, schemes)) if values.ndim == 2 else ()
     first, *second = [each.mean(axis=0) if seeds else each for each in schemes]
-    mean, error = ratio((first - second[0] if second else first) * counts, counts)
+    mean, error = mean_over_targets((first - second[0] if second else first) * counts, counts)
     half = math.nan
-    if units >= POINTS_ONLY_BELOW and min(seeds, default=CLAIM_SEEDS) >= CLAIM_SEEDS:
+    if units >= POINTS_ONLY_BELOW and min(seeds, default=LEAST_SEEDS) >= LEAST_SEEDS:
         half = half_width(error, units - 1, alpha / family)
         if seeds:
             parts = [(seed_means(x, counts).var(ddof=1) / len(x), len(x) - 1) for x in schemes]
@@ -170,7 +170,7 @@ def effective(hits: np.ndarray, items: np.ndarray) -> float:
     """
     n = float(items.sum())
     haystacks = len(items)
-    p, error = ratio(hits, items)
+    p, error = mean_over_targets(hits, items)
     if haystacks == n or haystacks == 1 or p in (0.0, 1.0):
         return float(haystacks)
     return n if error == 0 else min(n, p * (1 - p) / error**2)

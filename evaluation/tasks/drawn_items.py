@@ -10,7 +10,7 @@ from data import DataError, GeneratedData, Tokenizer
 from data.data_settings import SymbolSource
 from data.files import canonical_hash, sha256_of
 from data.sampling.packing import IGNORED, PositionedTokens
-from data.sampling.positions import PLAIN, PlainPositions
+from data.sampling.position_samplers import PLAIN, PlainPositions
 from data.task_data import ItemRows
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, SymbolTask, Task, TaskItem, TaskItems
 from data.tokenizers import SymbolTokenizer

@@ -22,7 +22,7 @@ import pandas as pd
 from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
 from evaluation.fixed_target_loss import half_width
-from evaluation.statistics.loss_table import is_undertrained
+from evaluation.statistics.loss_verdicts import is_undertrained
 from studies.arm_values import evaluation_of, mean_of, means_without_unit, unit_values
 from studies.claims.claim_settings import ClaimSettings
 from studies.expressions import DEFAULTS, Expression, evaluate, values_in

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data import TokenStore
 from data.sampling.batches import PLAIN, Batch, BatchSampler
 from data.sampling.packing import PACKINGS, PositionedTokens
-from data.sampling.positions import PlainPositions, PositionDraws
+from data.sampling.position_samplers import PlainPositions, PositionDraws
 from data.sampling.window_order import StepRange
 from data.store import EncodedDocument, write_manifest, write_shard
 

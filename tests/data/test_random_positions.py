@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from data.sampling.packing import IGNORED
-from data.sampling.positions import PositionsSettings
+from data.sampling.position_samplers import PositionsSettings
 from tests.data.stores import check_ranks, make_store, packings, place, sampler, stores
 from tests.files import table
 

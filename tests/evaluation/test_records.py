@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from evaluation.methods import name_of
-from evaluation.reports.loss_record import record_of
 from evaluation.reports.loss_report import loss_report
+from evaluation.reports.loss_results_json import record_of
 from tests.tables import find
 
 

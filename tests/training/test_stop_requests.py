@@ -17,15 +17,18 @@ def send(*numbers: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _hears_sighup():
-    """Also under nohup, which starts processes that ignore it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _default_handlers():
+    """Also under nohup, which ignores SIGHUP, and after scripts that handle SIGTERM to their end."""
+    before = {
+        number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)
+    }
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
-def _all_as_before(_hears_sighup):
+def _all_as_before(_default_handlers):
     """Handlers are those of before."""
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
     handlers = [signal.getsignal(number) for number in numbers]

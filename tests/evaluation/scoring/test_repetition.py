@@ -6,7 +6,7 @@ from scipy import stats
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.reports.loss_record import read_gains
+from evaluation.reports.loss_results_json import read_gains
 from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
 from evaluation.scoring.targets import EvaluationText
 from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, loss_session

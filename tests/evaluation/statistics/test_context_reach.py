@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.statistics.loss_table import VariantLosses, VerdictRules, reach_rows
+from evaluation.statistics.loss_verdicts import VariantLosses, VerdictRules, reach_rows
 from evaluation.statistics.results_table import results_table, select
 from tests.studies.test_loss_comparison import half_width
 from tests.tables import find, value

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.statistics.loss_table import (
+from evaluation.statistics.loss_verdicts import (
     VariantLosses,
     VerdictRules,
     is_undertrained,

@@ -14,7 +14,7 @@ import generate as generate_script
 import train as train_script
 from data.data_settings import DataSettings
 from data.sampling.packing import IGNORED
-from data.sampling.positions import PLAIN
+from data.sampling.position_samplers import PLAIN
 from data.task_data import generated
 from errors import DataError, EvaluationError, TrainingError
 from evaluation.monitor import monitor_targets

@@ -61,7 +61,7 @@ def claims(cells, write_study, tmp_path, monkeypatch):
     updates pass for trained."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cells, "runs/claims/cells")
-    monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", -9)
+    monkeypatch.setattr("evaluation.statistics.loss_verdicts.UNDERTRAINED", -9)
 
     def run(text: str, *options: object) -> tuple[int, Path]:
         file = write_study(text)
@@ -142,7 +142,7 @@ def test_a_pilot_has_other_seeds_and_bounds_the_effect(claims, capsys):
 @pytest.mark.parametrize(("at_most", "undertrained"), [(1, -9), (9, 0.5)])
 def test_runs_that_have_not_learned_are_inconclusive(claims, at_most, undertrained, monkeypatch):
     """By the condition of the claim, or because they are hardly better than a unigram model."""
-    monkeypatch.setattr("evaluation.statistics.loss_table.UNDERTRAINED", undertrained)
+    monkeypatch.setattr("evaluation.statistics.loss_verdicts.UNDERTRAINED", undertrained)
     _, file = claims(CLAIM.replace("at_most: 9", f"at_most: {at_most}"))
     folder = Path("runs/claims/tiny")
     settings = load_settings(ClaimSettings, [str(file)])

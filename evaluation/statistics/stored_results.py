@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 
-class VariantResult(NamedTuple):
+class StoredResults(NamedTuple):
     """results.json of an evaluation of one run of a variant. `seed`: training seed; '' for an
     evaluation of single runs."""
 

@@ -19,7 +19,7 @@ from evaluation.evaluation_settings import HALF
 from evaluation.methods import TRAINED
 from evaluation.statistics.intervals import MeanInterval, interval, seed_means
 from evaluation.statistics.results_table import ResultRow, row_of
-from evaluation.statistics.variant_result import VariantResult
+from evaluation.statistics.stored_results import StoredResults
 
 HELD = "held"
 BROKEN = "broken"
@@ -90,7 +90,7 @@ class VariantLosses:
         return length in self.no_number_because and length not in self.failed_lengths
 
 
-def variant_losses(results: Sequence[VariantResult], lengths: Sequence[int]) -> VariantLosses:
+def variant_losses(results: Sequence[StoredResults], lengths: Sequence[int]) -> VariantLosses:
     """The losses of a variant: of one checkpoint, or of all seeds that were measured as trained at
     the trained length.
 
@@ -154,7 +154,7 @@ def _stacked(units: Sequence[Sequence[float]], is_sample: bool) -> np.ndarray:
     return values if is_sample else values[0]
 
 
-def rounding(results: Sequence[VariantResult]) -> float:
+def rounding(results: Sequence[StoredResults]) -> float:
     """The largest mean difference of half precision from float32 in nats, as trained or under the
     method."""
     differences = [
@@ -308,7 +308,7 @@ def reach_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
 
 
 def repeated_rows(
-    variant: str, results: Sequence[VariantResult], rules: VerdictRules, targets: str | None
+    variant: str, results: Sequence[StoredResults], rules: VerdictRules, targets: str | None
 ) -> Iterator[ResultRow]:
     """NLL and read gain of repeated text by length and distance, from the results on the `targets`
     with this hash. A single checkpoint has no read gain if no target is readable."""

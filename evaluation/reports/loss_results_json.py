@@ -15,7 +15,7 @@ from evaluation.statistics.intervals import (
     unit_counts,
     unit_means,
 )
-from evaluation.statistics.loss_table import ROUNDING
+from evaluation.statistics.loss_verdicts import ROUNDING
 from evaluation.statistics.results_table import ResultRow, number
 from model import AnyPosition
 
