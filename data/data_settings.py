@@ -28,7 +28,7 @@ Lengths = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidato
 
 
 def bounds_of(lengths: int | tuple[int, int]) -> tuple[int, int]:
-    """Minimum and maximum."""
+    """The shortest and the longest length; equal if `lengths` is one number."""
     return (lengths, lengths) if isinstance(lengths, int) else lengths
 
 

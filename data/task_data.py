@@ -202,7 +202,7 @@ class ItemSampler:
             )
 
     def passes(self, steps: int) -> dict[str, float]:
-        """No text is repeated."""
+        """Always empty: items are generated, so no text is read twice."""
         return {}
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:

@@ -1,5 +1,5 @@
-"""The training loss, computed in chunks of tokens; `train.py` divides its sum by the number of
-targets."""
+"""Negative log-likelihood of targets, in chunks of tokens: `summed_nll` for training, which
+`train.py` divides by the number of targets, and `token_nll` for evaluation."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -104,7 +104,7 @@ class TokenPositions:
 
     @classmethod
     def of_rows(cls, placed: Any, rows: Any, length: int) -> TokenPositions:
-        """Some rows of arrays, on the host.
+        """The positions of some rows of a batch, as CPU tensors, from NumPy arrays.
 
         Args:
             placed: has the attributes of this class, as NumPy arrays of all rows, or of one row

@@ -174,8 +174,8 @@ class Run:
         """Check that this run can resume under these settings, record the attempt, and return the
         changed settings, one line each.
 
-        Raises TrainingError if settings differ that may not change, which the message lists, or if
-        the tokenizer or the data are not the run's.
+        Raises TrainingError, with the list of settings that differ but may not change, or if the
+        tokenizer or the data are not the run's.
         """
         if forbidden := describe_changes(self.settings, settings, include_allowed=False):
             raise TrainingError(

@@ -241,8 +241,9 @@ class StudyPlanner:
         unknown = set(report.lengths or ()) - measured
         if unknown and measured:
             raise StudyError(
-                f"report.lengths: {', '.join(map(str, sorted(unknown)))} is not a length of "
-                f"evaluations.{primary}: choose from {', '.join(map(str, sorted(measured)))}"
+                f"report.lengths: evaluations.{primary} does not measure "
+                f"{', '.join(map(str, sorted(unknown)))}; choose from "
+                f"{', '.join(map(str, sorted(measured)))}"
             )
 
     def _plan_evaluation(

@@ -31,8 +31,8 @@ def resume(run: TrainingRun, state: TrainState) -> None:
 
 def save(run: TrainingRun, state: TrainState, metrics: Metrics) -> None:
     """Save the run after `state.step` updates, and remove the checkpoints that the settings do not
-    keep, but none if the loss is far above that of a uniform prediction. Every process must call
-    it; an error on one of them is raised on all."""
+    keep. None is removed while the loss is far above that of a uniform prediction. Every process
+    must call it; an error on one of them is raised on all."""
     parallel = run.parallel
     metrics.read()
     carried = state.carried_rows(parallel)

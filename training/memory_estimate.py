@@ -111,7 +111,8 @@ def memory(
 
 
 def windows_of_a_step(settings: RunSettings) -> int:
-    """Windows of train_length that have as many tokens as the largest step, on all devices."""
+    """The number of windows of train_length, rounded up, that have as many tokens as the largest
+    step, on all devices together."""
     return max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
 
 

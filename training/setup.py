@@ -51,7 +51,7 @@ class TrainingRun:
         run: the run directory, locked by the main process.
         data: the prepared text; `sampler`: the batch of every step.
         model: the model with its initial weights, on the device.
-        targets: the targets of validation, drawn by evaluation.monitor_targets.
+        targets: the targets of validation, drawn by `monitor_targets` of evaluation/monitor.py.
     """
 
     run: Run
@@ -109,7 +109,7 @@ class TrainingRun:
         locked until the block ends. An extension run starts with a checkpoint of step 0.
 
         Args:
-            draw_targets: the function evaluation.monitor_targets.
+            draw_targets: `monitor_targets` of evaluation/monitor.py.
         """
         parallel = self.parallel
         if not self.options.force:

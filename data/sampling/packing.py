@@ -45,7 +45,7 @@ def concatenated(begins: np.ndarray) -> PositionedTokens:
 
 
 def per_document(begins: np.ndarray) -> PositionedTokens:
-    """Treat every document fragment as a separate text with order from 0. begins: (b, T) bool."""
+    """Start the order and the positions over at 0 where a document begins. begins: (b, T) bool."""
     places = np.broadcast_to(np.arange(begins.shape[1], dtype=np.int64), begins.shape)
     first = np.where(begins, places, 0)
     order = places - np.maximum.accumulate(first, axis=1)

@@ -124,7 +124,7 @@ class SymbolTokenizer(Tokenizer):
         except KeyError as error:
             some = " ".join(self.symbols[:12]) + (" ..." if len(self.symbols) > 12 else "")
             raise DataError(
-                f"{error} is no symbol of this task; write symbols with spaces between them: {some}"
+                f"{error} is not a symbol of this task; separate symbols by spaces: {some}"
             ) from None
 
 

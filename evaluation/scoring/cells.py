@@ -139,7 +139,7 @@ class Measurement(ABC):
     Attributes:
         schemes: position settings as evaluated, by the label of a method.
         absent: cells that cannot exist, with the reason.
-        failed: cells without numbers, with the reason.
+        failed: cells whose measurement failed, with the reason.
         values_by_role: the numbers of the cells of each role, by (method, length).
         files: names of the stored cells' files, by "method@length".
         rounding_error: mean NLL in half precision minus mean NLL in float32, in nats.

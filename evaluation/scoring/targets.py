@@ -1,9 +1,9 @@
 """The text that an evaluation reads, and the draw of fixed targets in it.
 
 Coordinates. Every index below is an index into the *text* of a document: the stored tokens without
-EOS and
+EOS, and with BOS by the setting `bos`:
 
-- `as-trained`: exactly as stored, with the leading BOS if the store has one;
+- `as-trained`: as stored, with the leading BOS if the store has one;
 - `none`: without any BOS;
 - `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so
   that BOS is one of the L inputs and displaces the oldest token, at every L alike.

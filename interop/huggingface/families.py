@@ -395,7 +395,7 @@ _DERIVED: dict[str, Callable[[ConfigReader], Any]] = {
 
 
 def _derived(name: str) -> Callable[[ConfigReader], Any]:
-    """A function of `_DERIVED`, or the value of another key."""
+    """The function of this name in `_DERIVED`, or one that returns the value of another key."""
     return _DERIVED.get(name, lambda config: config.get(name))
 
 

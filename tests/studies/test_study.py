@@ -152,7 +152,7 @@ report:"""
             EVALUATIONS,
             ["4 of 4", "sideways", "mean lengths", "nowhere", "'other'"],
         ),
-        ("primary: held-out", "primary: held-out, lengths: [48, 96]", ["report.lengths: 96 not"]),
+        ("primary: held-out", "primary: held-out, lengths: [48, 96]", ["does not measure 96"]),
         ("targets=8", "targets=25", ["targets=25 is more than the length 24"]),
         (
             "[24,48]",

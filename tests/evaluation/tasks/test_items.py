@@ -216,8 +216,8 @@ def test_run_is_evaluated_at_lengths_of_problems(run, capsys, monkeypatch):
     [
         (["lengths=[6,30]"], "length 30 requires 34 positions"),
         (["lengths=[4,[2,4]]"], "same maximum"),
-        (["task={name: passkey}"], "symbols are not those"),
-        (["task={name: addition, hints: 3}"], "symbols are not those"),
+        (["task={name: passkey}"], "symbols differ from those"),
+        (["task={name: addition, hints: 3}"], "symbols differ from those"),
     ],
 )
 def test_evaluations_that_cannot_work_are_rejected(run, words, match):
