@@ -179,7 +179,7 @@ def _read(value: Any, accepts: Accepted) -> Any:
 
 
 def _read_number(text: str) -> Any:
-    """The number that a text such as 200M stands for; other text unchanged."""
+    """Convert a text such as 200M to its number; return other text unchanged."""
     match = _SUFFIXED.fullmatch(text)
     if match is None:
         return text

@@ -30,7 +30,8 @@ UNDERTRAINED = 0.5
 # A verdict requires the error of half precision to be below this share of the tolerance.
 PRECISION = 0.1
 ROUNDING = [f"{half}_minus_float32" for half in HALF]  # keys of a cell of results.json
-UNMEASURED = {"failure": "not measured for every seed", "exists": True}  # stands for a missing cell
+# What a missing cell contains.
+UNMEASURED = {"failure": "not measured for every seed", "exists": True}
 
 
 @dataclass(frozen=True)

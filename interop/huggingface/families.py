@@ -63,8 +63,8 @@ class Family(NamedTuple):
             parameters.
         rope_types: the rope types that the class reads; empty: all.
         interleaved: the key of the flag for adjacent features of a pair.
-        written: further keys of exports with their values; `$NAME` stands for a value computed by
-            `own_entries`.
+        written: further keys of exports with their values; `$NAME` is replaced by the value that
+            `own_entries` computes.
         renamed: parts of the names of weights in files, and their replacements in the class.
         partial: whether `partial_rotary_factor` is supported.
         by_type: whether rotary parameters are nested by layer type only.
