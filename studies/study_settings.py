@@ -111,11 +111,23 @@ class EffectSettings(StrictSettings):
     )
 
 
+class PredictedRung(StrictSettings):
+    """A rung whose effects are predicted from those of all other rungs."""
+
+    label: str = Field(description="label of the rung; once measured, it is compared")
+    parameters: int = Field(gt=0, description="number of parameters without embeddings")
+    length: int = Field(gt=0, description="trained length in tokens")
+    seeds: int = Field(gt=0, description="number of seeds")
+
+
 class TrendSettings(StrictSettings):
     """Effects whose trend with size is reported."""
 
     axis: str = setting("rung", "axis of the grid whose labels differ in size")
     effects: dict[str, EffectSettings] = Field(min_length=1, description="by name")
+    predicted: PredictedRung | None = setting(
+        None, "rung whose effects are predicted from those of all other rungs"
+    )
 
 
 class StudySettings(StrictSettings):
@@ -163,8 +175,11 @@ class StudySettings(StrictSettings):
         names = [
             ("report.baseline", report.baseline, [*schemes, *self.variants]),
             ("report.primary", report.primary, list(self.evaluations)),
-            ("trend.axis", self.trend and self.trend.axis, list(self.grid)),
         ]
+        if trend := self.trend:
+            names.append(("trend.axis", trend.axis, list(self.grid)))
+            rung = trend.predicted and trend.predicted.label
+            names.append(("trend.predicted.label", rung, list(self.grid.get(trend.axis, {}))))
         skips = {"skip": self.skip}
         for name, entry in self.evaluations.items():
             skips[f"evaluations.{name}.skip"] = entry.skip

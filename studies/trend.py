@@ -51,7 +51,7 @@ from evaluation.statistics.intervals import LEAST_SEEDS, half_width_of_sum, seed
 from studies.arm_values import unit_values
 from studies.expressions import Expression, evaluate, expanded, values_in
 from studies.study_results_reader import SEED
-from studies.study_settings import TrendSettings
+from studies.study_settings import PredictedRung, TrendSettings
 
 STEADY = "steady"
 TURNS = "turns"
@@ -199,10 +199,14 @@ class Trend:
         self._solution = np.linalg.pinv(design)  # coefficients = solution @ effects
         self.ends = float(self._sizes.min()), float(self._sizes.max())
 
-    def weights(self, size: float) -> np.ndarray:
-        """(R,) weights of the effects of the rungs in the line's value at this log10 of parameters
-        and the mean length."""
-        at = [1.0, size, self._mean_length]
+    def weights(self, size: float, length: float | None = None) -> np.ndarray:
+        """(R,) weights of the effects of the rungs in the line's value.
+
+        Args:
+            size: log10 of parameters.
+            length: log2 of the trained length; None: the mean over the rungs.
+        """
+        at = [1.0, size, self._mean_length if length is None else length]
         return np.array(at[: len(self._solution)]) @ self._solution
 
     def at(self, size: float) -> Estimate:
@@ -215,14 +219,23 @@ class Trend:
         first, last = map(self.weights, self.ends)
         return self.contrast(last - first)
 
+    def predict(self, rung: PredictedRung) -> Estimate:
+        """The effect expected on a rung that was not measured, if the line holds, with the interval
+        of its measurement on the same units."""
+        weights = self.weights(math.log10(rung.parameters), math.log2(rung.length))
+        return self.contrast(weights, pooled=1 / rung.seeds)
+
     def interval_of(self, rung: RungEffect) -> Estimate:
         """The effect on one rung."""
         return self.contrast(np.array([float(each is rung) for each in self.rungs]))
 
-    def contrast(self, weights: np.ndarray) -> Estimate:
+    def contrast(self, weights: np.ndarray, pooled: float = 0.0) -> Estimate:
         """The sum of the effects of the rungs times `weights`. Rungs on the same units deviate
-        together; rungs with fewer than 3 seeds have the variance of the seeds of all rungs."""
-        pooled = 0.0
+        together; rungs with fewer than 3 seeds have the variance of the seeds of all rungs.
+
+        Args:
+            pooled: further multiple of the variance of the seeds of all rungs.
+        """
         value = float(weights @ [rung.mean for rung in self.rungs])
         parts = []
         for weight, rung in zip(weights, self.rungs, strict=True):
@@ -271,18 +284,32 @@ class Trend:
 def trend_table(trend: TrendSettings, rows: pd.DataFrame) -> ReportTable:
     """The effect on every rung and its trend."""
     trends = trends_of(trend, rows)
+    predicted = predictions(trend, rows)
     rungs = list(dict.fromkeys(rows["rung"]))
     lines: list[list[Cell]] = []
     for name, each in trends.items():
         effect = trend.effects[name]
         on = {rung.rung: each.interval_of(rung) for rung in each.rungs}
         texts = [with_ends(*on[rung]) if rung in on else NONE for rung in rungs]
+        if trend.predicted:
+            texts.append(with_ends(*predicted[name]) if name in predicted else NONE)
         change = with_ends(*each.change)
         lines.append(
             [effect.statement, *texts, change, each.word, effect.expect, f"{effect.delta:g}"]
         )
+    if trend.predicted:
+        rungs.append(f"{trend.predicted.label}, predicted")
     columns = ["effect, nats", *rungs, "change", "trend", "expected", "δ"]
     return ReportTable("Effects by size", columns, lines)
+
+
+def predictions(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Estimate]:
+    """The effects on the predicted rung, by name, from the rows of all other rungs."""
+    if trend.predicted is None:
+        return {}
+    others = rows.loc[rows["rung"] != trend.predicted.label]
+    trends = trends_of(trend, others).items()
+    return {name: each.predict(trend.predicted) for name, each in trends}
 
 
 def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
@@ -297,9 +324,10 @@ def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
 
 def trend_figure(trend: TrendSettings, rows: pd.DataFrame) -> Figure:
     """A panel for each effect: its value on every rung, the line with its interval, and ±δ."""
+    predicted = predictions(trend, rows)
     shown = [
         Panel(
-            partial(_draw_trend, trend=each),
+            partial(_draw_trend, trend=each, rung=trend.predicted, predicted=predicted.get(name)),
             f"{trend.effects[name].statement}: {each.word}",
             named=False,
             height=1.9,
@@ -310,8 +338,14 @@ def trend_figure(trend: TrendSettings, rows: pd.DataFrame) -> Figure:
     return panels(shown, FigureText(), x=x, y="nats", columns=2, names="below")
 
 
-def _draw_trend(axes: Axes, trend: Trend) -> None:
+def _draw_trend(
+    axes: Axes, trend: Trend, rung: PredictedRung | None, predicted: Estimate | None
+) -> None:
     draw_level(axes, 0.0, color=INK)
+    if rung and predicted:
+        ends = [np.array([each]) for each in predicted]
+        style: Any = {"label": "predicted", "color": SOFT, "marker": "D", "ls": "", "hollow": True}
+        draw_line(axes, [rung.parameters], *ends, **style)
     lengths = sorted({rung.length for rung in trend.rungs})
     for length, color, marker in zip(lengths, COLOURS, MARKERS, strict=False):
         own = [rung for rung in trend.rungs if rung.length == length]

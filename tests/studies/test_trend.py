@@ -6,7 +6,7 @@ import pytest
 
 from errors import StudyError
 from evaluation.reports.document import markdown_table
-from studies.study_settings import TrendSettings
+from studies.study_settings import PredictedRung, TrendSettings
 from studies.trend import (
     RungEffect,
     Trend,
@@ -48,6 +48,8 @@ def test_the_line_is_that_of_least_squares_in_size_and_length():
     assert trend.change.value == pytest.approx(fit[1] * (x[-1] - x[0]))
     mean = [1, 7.1, np.mean(np.log2(LENGTHS))]
     assert trend.at(7.1).value == pytest.approx(fit @ mean)
+    rung = PredictedRung(label="31M", parameters=31_000_000, length=512, seeds=2)
+    assert trend.predict(rung).value == pytest.approx(fit @ [1, np.log10(31e6), 9])
     assert Trend(ladder(effects)[:3], 0.1).change.value == pytest.approx(
         np.polyfit(x[:3], effects[:3], 1)[0] * (x[2] - x[0])
     )  # too few rungs to tell the length from the size
@@ -72,13 +74,15 @@ def test_words(effects, word):
 
 @pytest.mark.parametrize("seeds", [SEEDS, [2, 2, 2, 2, 2]])
 def test_intervals_cover(seeds):
-    """Of the change, the line and a rung with two seeds."""
+    """Of the change, the line, a rung with two seeds, and the prediction of a rung that is measured
+    later."""
     generator = np.random.default_rng(1)
     slope = 0.3
     effects = 0.1 + slope * np.log10(SIZES)
     change = slope * np.ptp(np.log10(SIZES))
     middle = float(np.log10(SIZES).mean())
-    hits = np.zeros(3)
+    hits = np.zeros(4)
+    last = PredictedRung(label="12M", parameters=SIZES[-1], length=LENGTHS[-1], seeds=2)
     rounds = 200
     for _ in range(rounds):
         rungs = ladder(effects, 0.05, 0.03, generator, seeds)
@@ -87,6 +91,7 @@ def test_intervals_cover(seeds):
             (trend.change, change),
             (trend.at(middle), effects.mean()),
             (trend.interval_of(rungs[-1]), effects[-1]),
+            (Trend(rungs[:-1], delta=0.1).predict(last), rungs[-1].mean),
         ]
         hits += [each.low <= truth <= each.high for each, truth in truths]
     assert np.all(hits / rounds > 0.9), hits / rounds  # 95% less three standard errors
@@ -204,6 +209,25 @@ def test_table_and_figure(cells):
     figure = trend_figure(TREND, rows)
     assert len(figure.axes) == 2
     assert figure.axes[0].get_xscale() == "log"
+
+
+def test_a_rung_is_predicted_from_the_others(cells):
+    rung = {"label": "huge", "parameters": 81_000, "length": 32, "seeds": 3}
+    trend = TREND.model_copy(update={"predicted": PredictedRung.model_validate(rung)})
+    for each in cells:
+        each["evaluations"]["loss"]["units"] = {"names": list("abcdefgh"), "targets": [3] * 8}
+        for row in each["evaluations"]["loss"]["cells"]:
+            row["unit_nll"] = row["unit_nll"][:1] * 8
+    rows = effect_rows(trend, cells)
+    table = trend_table(trend, rows)
+    assert table.columns[1:4] == ["small", "large", "huge, predicted"]
+    assert table.rows[0][3].startswith("+5.010 [")  # 1.01 and 3.01 at 1,000 and 9,000 parameters
+    huge = rows.loc[rows["rung"] == "large"].assign(rung="huge", parameters=81_000, value=9.0)
+    measured = trend_table(trend, pd.concat([rows, huge]))
+    assert measured.rows[0][3].startswith("+9.000 [")
+    assert measured.rows[0][4] == table.rows[0][3]
+    names = trend_figure(trend, rows).axes[0].get_legend_handles_labels()[1]
+    assert "predicted" in names
 
 
 def test_other_targets_and_missing_lengths_are_refused(cells):
