@@ -56,7 +56,7 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
     r.missing |= dict.fromkeys(excluded.items(), "all")
     r.unigram = next((row.value for row in r.rows("unigram_nll")), None)
     if r.baseline is not None:
-        r.baseline_nll = r.value("nll_as_trained", r.baseline, r.trained_length)
+        r.truncated_nll = r.value("nll_as_trained", r.baseline, r.trained_length)
     return r
 
 

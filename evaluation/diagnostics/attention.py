@@ -78,11 +78,11 @@ class AttentionMeasurement(DiagnosticMeasurement):
         console=None,
     ):
         plan = fixed_plan(settings, text, tokenizer.hash, subject.trained_length)
-        chosen = spread(len(plan.baseline_windows), settings.windows)
+        chosen = spread(len(plan.truncated_windows), settings.windows)
         self.plan = plan
         self.chosen = {length: windows[chosen] for length, windows in plan.windows.items()}
         needed = {length: length for length in plan.lengths}
-        document = plan.baseline_windows[chosen, 0]
+        document = plan.truncated_windows[chosen, 0]
         super().__init__(settings, subject, text, tokenizer, methods, needed, document, console)
         if plan.note:
             self.warn(plan.note)

@@ -271,9 +271,9 @@ def loss_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
     axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
     rows = [row for row in r.rows("nll", seed=None) if row.variant != TRUNCATE]
     levels = []
-    if r.baseline_nll is not None:
+    if r.truncated_nll is not None:
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
-        levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.baseline_nll))
+        levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated_nll))
     top = top_of_colored(rows, styles)
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel | None] = [
@@ -427,7 +427,7 @@ def results_of(runs: Mapping[str, LossMeasurement], facts: dict) -> LossResults:
     )
     record["family"] = r.difference_family if others else r.family
     if not others:
-        r.baseline_nll = first.baseline_mean
+        r.truncated_nll = first.truncated_mean
         r.unigram = first.unigram_mean
         more = results_table(position_rows(record))
         r.table = pd.concat([r.table, more], ignore_index=True)

@@ -58,7 +58,7 @@ class LossResults(ReportedResults):
         lengths: lengths of the grid.
         unit_kind, units: the independent units of the intervals.
         family, difference_family: numbers of simultaneous verdicts and differences.
-        baseline_nll: NLL of the baseline with its context truncated to the trained length.
+        truncated_nll: NLL of the baseline with its context truncated to the trained length.
         unigram: NLL of a unigram model on the same targets.
         undertrained: variants of models hardly better than the unigram model.
         imprecise: variants whose losses in half precision differ too much from float32 for
@@ -75,7 +75,7 @@ class LossResults(ReportedResults):
     confidence: float
     family: int = 1
     difference_family: int = 1
-    baseline_nll: float | None = None
+    truncated_nll: float | None = None
     unigram: float | None = None
     undertrained: list[str] = field(default_factory=list)
     imprecise: Sequence[str] = ()
@@ -148,7 +148,7 @@ def loss_results(
     shown = {
         name: columns
         for name, columns in variants.items()
-        if not is_study or losses[name].baseline_nll is not None
+        if not is_study or losses[name].truncated_nll is not None
     }
     imprecise = [name for name, own in measured.items() if rounding(own) >= PRECISION * tolerance]
     judged = list(losses)
@@ -198,8 +198,8 @@ def _variant_rows(
 ) -> Iterator[ResultRow]:
     """The rows of one variant; adds the variant to `r.undertrained` if it is undertrained."""
     level = unigram = None
-    if losses.baseline_nll is not None:
-        level = float(seed_means(losses.baseline_nll, counts).mean())
+    if losses.truncated_nll is not None:
+        level = float(seed_means(losses.truncated_nll, counts).mean())
     if (of_units := results[0].record.get("unigram_unit_nll")) is not None:
         unigram = float(np.average(of_units, weights=counts))
     if is_undertrained(level, unigram):
@@ -213,17 +213,17 @@ def _variant_rows(
         has_learned=name not in r.undertrained,
         is_precise=name not in r.imprecise,
     )
-    if losses.seeds and losses.baseline_nll is not None:
-        baseline = rules.interval(losses.baseline_nll)
+    if losses.seeds and losses.truncated_nll is not None:
+        baseline = rules.interval(losses.truncated_nll)
         yield row_of(name, "nll_as_trained", baseline, r.trained_length)
         yield from seed_rows(
-            name, "nll_as_trained", losses, losses.baseline_nll, rules, r.trained_length
+            name, "nll_as_trained", losses, losses.truncated_nll, rules, r.trained_length
         )
         if unigram is not None:
             yield row_of(name, "unigram_nll", unigram)
     yield from level_rows(name, losses, rules)
     protocol = results[0].record["protocol"]
-    if is_judged and losses.baseline_nll is not None and protocol != "by-position":
+    if is_judged and losses.truncated_nll is not None and protocol != "by-position":
         yield from verdict_rows(name, losses, rules)
         # Not for non-overlapping windows: a longer length also means fewer targets with little
         # context.

@@ -71,8 +71,8 @@ def record_of(measurement: LossMeasurement) -> dict:
         },
         "unigram_nll": measurement.unigram_mean,
         "unigram_unit_nll": by_unit(measurement.unigram),
-        "truncated_nll": measurement.baseline_mean,
-        "truncated_unit_nll": by_unit(measurement.baseline_nll),
+        "truncated_nll": measurement.truncated_mean,
+        "truncated_unit_nll": by_unit(measurement.truncated_nll),
         "cells": cells,
         "by_position": by_position(measurement),
         "per_target_nll": measurement.files,
@@ -128,7 +128,7 @@ def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
     """NLL of each method by position in geometric buckets {0}, [2^k, 2^(k+1)), up to the last
     position, and the gain over truncation, paired by target. Empty for other protocols, and if the
     baseline has failed."""
-    if measurement.plan.protocol != "by-position" or measurement.baseline_nll is None:
+    if measurement.plan.protocol != "by-position" or measurement.truncated_nll is None:
         return {}
     ((length, windows),) = measurement.plan.windows.items()
     position = np.tile(np.arange(length), len(windows))[measurement.screening.kept]
@@ -137,7 +137,7 @@ def by_position(measurement: LossMeasurement) -> dict[str, list[dict]]:
     for (method, _), nll in measurement.nll.items():
         for k in np.unique(exponents).tolist():
             inside = exponents == k
-            gains = (measurement.baseline_nll - nll)[inside]
+            gains = (measurement.truncated_nll - nll)[inside]
             alpha = 1 - measurement.settings.confidence
             gain = interval_over_units(gains, measurement.unit[inside], alpha=alpha)
             bucket = {

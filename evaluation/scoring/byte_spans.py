@@ -30,7 +30,7 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
         )
     shared = cache(lambda document: _shared_document(runs, document))
     spans = {}  # document, first byte, end -> first token and end in each run
-    for number, last, _, count in plan.baseline_windows.tolist():
+    for number, last, _, count in plan.truncated_windows.tolist():
         _, starts, cuts = shared(number)
         low, high = starts[0][[last - count, last]]
         inside = cuts[(cuts >= low) & (cuts <= high)]
@@ -64,7 +64,7 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
         own = replace(
             plan,
             windows=windows,
-            baseline_windows=windows[int(run.plan.baseline_windows[0, 2])],
+            truncated_windows=windows[int(run.plan.truncated_windows[0, 2])],
             hash=digest,
             record={"hash": digest, **record},
             span_bytes=high - low,

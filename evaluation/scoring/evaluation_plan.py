@@ -35,14 +35,14 @@ Window = tuple[int, int, int, int]  # document, end, inputs, targets
 class EvaluationPlan:
     """Windows of every length, over the same targets in the same order.
 
-    `baseline_windows` score those targets with the context truncated to L0; they are `windows[L0]`
+    `truncated_windows` score those targets with the context truncated to L0; they are `windows[L0]`
     except under by-position. `record` is the content of `targets.json`; `hash` identifies the
     targets.
     """
 
     protocol: str
     windows: dict[int, np.ndarray]
-    baseline_windows: np.ndarray
+    truncated_windows: np.ndarray
     hash: str
     record: dict
     candidates: np.ndarray | None = None  # all possible targets, a window per document
@@ -80,7 +80,7 @@ def choose_targets(
     shared = shared_text(settings.contamination, stores, tokenizer, console)
     text = EvaluationText(stores.read, settings.bos, tokenizer.bos_id, shared.rows)
     plan = make_plan(settings, text, tokenizer.hash, trained_length)
-    screening = screen(shared, text, plan.baseline_windows, plan.candidates)
+    screening = screen(shared, text, plan.truncated_windows, plan.candidates)
     return ChosenTargets(stores, tokenizer, text, plan, screening)
 
 
@@ -171,7 +171,7 @@ def fixed_plan(
     return EvaluationPlan(
         protocol="fixed-targets",
         windows=windows,
-        baseline_windows=windows[trained_length],
+        truncated_windows=windows[trained_length],
         hash=targets.hash,
         record=targets.record,
         candidates=np.stack([documents, ends, ends - 1, possible], axis=1),
@@ -187,7 +187,7 @@ def with_repeats(
     """The plan with repeated text in the same documents as further targets."""
     repeats = draw_repeats(
         text,
-        np.unique(plan.baseline_windows[:, 0]),
+        np.unique(plan.truncated_windows[:, 0]),
         longest=plan.lengths[-1],
         most=settings.targets,
         per_document=settings.spans_per_document,

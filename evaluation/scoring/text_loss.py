@@ -51,7 +51,7 @@ class LossMeasurement(Measurement):
             targets that `screening` drops.
         document, unit: document and unit of every target (n,). `units`: the unit of every document
             of the corpus; `unit_names`: names of the units.
-        baseline_nll: NLL as trained of every target (n,), with the context truncated to L0: the
+        truncated_nll: NLL as trained of every target (n,), with the context truncated to L0: the
             baseline of every net gain.
         unigram: NLL of every target under a unigram model.
         n_bytes: number of bytes of the targets' text.
@@ -86,14 +86,14 @@ class LossMeasurement(Measurement):
         super().__init__(
             settings, subject, methods, needed, facts=facts, cells=cells, **environment
         )
-        document, _ = targets_of(self.plan.baseline_windows)
+        document, _ = targets_of(self.plan.truncated_windows)
         self.document = document[self.screening.kept]
         self.units, self.unit_names, self.unit_kind = self.text.units()
         self.unit = self.units[self.document]
         self.nll: Losses = {}
         self.repeated: Losses = {}
         self.control: Losses = {}
-        self.baseline_nll: np.ndarray | None = None
+        self.truncated_nll: np.ndarray | None = None
         self.unigram: np.ndarray | None = None
         self.n_bytes: int | None = None
         self.left_out: dict[str, str] = {}
@@ -104,9 +104,9 @@ class LossMeasurement(Measurement):
             self.warn(self.plan.note)
 
     @property
-    def baseline_mean(self) -> float | None:
-        """The mean of `baseline_nll`; None if it was not measured."""
-        return None if self.baseline_nll is None else float(self.baseline_nll.mean())
+    def truncated_mean(self) -> float | None:
+        """The mean of `truncated_nll`; None if it was not measured."""
+        return None if self.truncated_nll is None else float(self.truncated_nll.mean())
 
     @property
     def unigram_mean(self) -> float | None:
@@ -136,7 +136,7 @@ class LossMeasurement(Measurement):
             length = self.subject.trained_length
             more = {"truncated": True, "step": truncation_step(self.settings, length)}
             out.append(
-                self._cell(Method(TRAINED, ()), length, plan.baseline_windows, more, TRUNCATED)
+                self._cell(Method(TRAINED, ()), length, plan.truncated_windows, more, TRUNCATED)
             )
         return out
 
@@ -244,24 +244,24 @@ class LossMeasurement(Measurement):
         if plan.repeats is not None:
             self._add_repeated(plan.repeats)
         if plan.span_bytes is None:
-            document, index = (each[kept] for each in targets_of(plan.baseline_windows))
-            ids = self.text.targets(plan.baseline_windows)[kept]
+            document, index = (each[kept] for each in targets_of(plan.truncated_windows))
+            ids = self.text.targets(plan.truncated_windows)[kept]
             self.n_bytes = raw_bytes(ids, document, index, self.text, self.targets.tokenizer)
             if (train := self.targets.stores.train) is not None:
                 self.unigram = unigram_nll(train, ids, self.targets.tokenizer.vocab_size)
         else:
             self.nll = {
-                where: per_byte(nll, plan.baseline_windows, plan.span_bytes)
+                where: per_byte(nll, plan.truncated_windows, plan.span_bytes)
                 for where, nll in self.nll.items()
             }
-            self.document = np.repeat(plan.baseline_windows[:, 0], plan.span_bytes)
+            self.document = np.repeat(plan.truncated_windows[:, 0], plan.span_bytes)
             self.unit = self.units[self.document]
             self.n_bytes = len(self.document)
         if plan.protocol == "by-position":
             (truncated,) = self.values_by_role[TRUNCATED].values() or [None]
-            self.baseline_nll = None if truncated is None else truncated[kept]
+            self.truncated_nll = None if truncated is None else truncated[kept]
         else:
-            self.baseline_nll = self.nll.get((TRAINED, self.subject.trained_length))
+            self.truncated_nll = self.nll.get((TRAINED, self.subject.trained_length))
             self._add_truncated(self.nll)
         return self
 

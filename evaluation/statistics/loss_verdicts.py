@@ -70,7 +70,7 @@ class VariantLosses:
 
     Attributes:
         nll: by length, ascending: means of units, (D,) for one checkpoint, or (S, D) for seeds.
-        baseline_nll: like `nll`, for the same checkpoints as trained, at L0.
+        truncated_nll: like `nll`, for the same checkpoints as trained, at L0.
         seeds: names of the S seeds.
         no_number_because: for each length without a number, the reason.
         failed_lengths: lengths without a number that could have been measured.
@@ -79,7 +79,7 @@ class VariantLosses:
     """
 
     nll: dict[int, np.ndarray] = field(default_factory=dict)
-    baseline_nll: np.ndarray | None = None
+    truncated_nll: np.ndarray | None = None
     seeds: Sequence[str] = ()
     no_number_because: dict[int, str] = field(default_factory=dict)
     failed_lengths: Collection[int] = ()
@@ -99,12 +99,12 @@ def variant_losses(results: Sequence[StoredResults], lengths: Sequence[int]) -> 
     number: a mean over the successful seeds only would be biased.
     """
     is_sample = any(each.seed for each in results)
-    baselines = [baseline_of(each.record) for each in results]
-    kept = [n for n, own in enumerate(baselines) if own is not None or not is_sample]
+    truncated = [truncated_nll_of(each.record) for each in results]
+    kept = [n for n, own in enumerate(truncated) if own is not None or not is_sample]
     losses = VariantLosses(seeds=[results[n].seed for n in kept] if is_sample else ())
-    known = [own for own in baselines if own is not None]
+    known = [own for own in truncated if own is not None]
     if known:
-        losses.baseline_nll = _stacked(known, is_sample)
+        losses.truncated_nll = _stacked(known, is_sample)
     cells = [
         {(cell["method"], cell["length"]): cell for cell in each.record["cells"]}
         for each in results
@@ -135,18 +135,18 @@ def variant_losses(results: Sequence[StoredResults], lengths: Sequence[int]) -> 
     return losses
 
 
-def baseline_of(record: dict) -> list[float] | None:
+def truncated_nll_of(record: dict) -> list[float] | None:
     """Mean NLL of each unit as trained, with the context truncated to the trained length; None if
     it was not measured."""
     if record["protocol"] == "by-position":
         return record["truncated_unit_nll"]
     place = (TRAINED, record["trained_length"])
-    baselines = [
+    means = [
         cell.get("unit_nll")
         for cell in record["cells"]
         if (cell["method"], cell["length"]) == place
     ]
-    return next(iter(baselines), None)
+    return next(iter(means), None)
 
 
 def _stacked(units: Sequence[Sequence[float]], is_sample: bool) -> np.ndarray:
@@ -168,12 +168,12 @@ def rounding(results: Sequence[StoredResults]) -> float:
     return max(differences, default=0.0)
 
 
-def is_undertrained(baseline_nll: float | None, unigram_nll: float | None) -> bool:
-    """Whether a model with the NLL `baseline_nll` at its trained length is hardly better than a
+def is_undertrained(truncated_nll: float | None, unigram_nll: float | None) -> bool:
+    """Whether a model with the NLL `truncated_nll` at its trained length is hardly better than a
     unigram model on the same targets; False if one of the two losses is unknown."""
-    if baseline_nll is None or unigram_nll is None:
+    if truncated_nll is None or unigram_nll is None:
         return False
-    return baseline_nll > unigram_nll - UNDERTRAINED
+    return truncated_nll > unigram_nll - UNDERTRAINED
 
 
 def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iterator[ResultRow]:
@@ -191,8 +191,8 @@ def level_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> Iter
         yield row_of(variant, "nll", level, length, note=losses.notes.get(length, ""))
         yield from seed_rows(variant, "nll", losses, nll, rules, length)
         yield row_of(variant, "perplexity", math.exp(level.value), length)
-        if losses.baseline_nll is not None:
-            gain = rules.interval(losses.baseline_nll - nll)
+        if losses.truncated_nll is not None:
+            gain = rules.interval(losses.truncated_nll - nll)
             yield row_of(variant, "gain", gain, length)
         for metric, value in losses.more.get(length, {}).items():
             yield row_of(variant, metric, value, length)
@@ -229,7 +229,7 @@ def verdict_rows(variant: str, losses: VariantLosses, rules: VerdictRules) -> It
         if length not in losses.nll:
             holding = holding and length < rules.trained_length
             continue
-        change = losses.nll[length] - losses.baseline_nll
+        change = losses.nll[length] - losses.truncated_nll
         delta = rules.interval(change, rules.family)
         upper = rules.upper(change)
         if length >= rules.trained_length:

@@ -200,6 +200,6 @@ def test_losses_are_those_of_the_definition(row, subject, tmp_path, monkeypatch)
                     )
             if row["protocol"] == "by-position" and baseline is None:
                 baseline = definition.losses(definition.cut(), (), L0)[kept]
-                assert np.abs(result.baseline_nll - baseline).max() < tolerance
+                assert np.abs(result.truncated_nll - baseline).max() < tolerance
     units = [0, 1, 0, 2] if row["clusters"] else range(4)
     assert result.unit.tolist() == [units[d] for d in result.document]

@@ -28,7 +28,7 @@ def test_results_record_units(do, make_store):
         "targets": [20, 10, 20, 10, 10],
     }
     documents = [[0, 1], [2], [4, 5], [3], [6]]  # in the order of the units
-    losses = {"unigram": result.unigram, "truncated": result.baseline_nll}
+    losses = {"unigram": result.unigram, "truncated": result.truncated_nll}
     for name, nll in losses.items():
         expected = means_of(result, nll, documents)
         assert record[f"{name}_unit_nll"] == pytest.approx(expected)

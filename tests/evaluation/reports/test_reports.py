@@ -38,7 +38,7 @@ def test_loss_report_shows_levels_and_gains(do):
     assert_shows(axes, [row._replace(low=0, high=0) for row in losses])
     gains = [row.negated for row in of(report, "delta") if row.verdict]
     assert_shows(below, gains, names=axes)
-    assert levels(axes) == [pytest.approx(result.baseline_nll.mean())]
+    assert levels(axes) == [pytest.approx(result.truncated_nll.mean())]
     assert levels(below) == [0]
     overview, _, shorter = map(texts, (*report.tables, *report.more_tables))
     for row in losses:
@@ -88,7 +88,7 @@ def test_position_report_shows_buckets_and_gains(do, longest):
         method = "trained" if row.variant == "as trained" else row.variant
         own = result.nll[method, longest]
         assert row.value == pytest.approx(own[here].mean())
-        change = (result.baseline_nll - own)[here]
+        change = (result.truncated_nll - own)[here]
         units = result.unit[here]
         means = [change[units == unit].mean() for unit in np.unique(units)]
         assert of_gain.value == pytest.approx(np.mean(means))

@@ -124,7 +124,7 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
             assert np.abs(nll - 0.3).max() < 1e-12
         assert (
             result.unit.tolist()
-            == np.repeat(run.plan.baseline_windows[:, 0], run.plan.span_bytes).tolist()
+            == np.repeat(run.plan.truncated_windows[:, 0], run.plan.span_bytes).tolist()
         )
 
 

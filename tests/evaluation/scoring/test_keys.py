@@ -140,7 +140,7 @@ def test_settings_added_to_a_scheme_keep_the_keys_of_stored_cells(name):
 
 def test_cells_of_an_earlier_format_are_measured_again(session):
     made = session(methods=("trained", "yarn"))
-    wrong = np.zeros(made.plan.baseline_windows[:, 3].sum())
+    wrong = np.zeros(made.plan.truncated_windows[:, 3].sum())
     for cell in made.cells():
         made.store.save(cell.key | {"format": KEY_FORMAT - 1}, wrong)
     result = made.run()

@@ -109,7 +109,7 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     pieces = tokenizer.token_bytes
     store.bytes = np.array([sum(pieces[i] for i in document) for document in store.documents])
     result = do(store=store)
-    spans = result.plan.baseline_windows.tolist()
+    spans = result.plan.truncated_windows.tolist()
     text = EvaluationText(store)
     ids = np.concatenate([text.slice(document, end - k, end) for document, end, _, k in spans])
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)

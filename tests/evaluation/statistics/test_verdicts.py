@@ -24,7 +24,7 @@ def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True, ha
         changes[length] = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
     rules = VerdictRules(64, tolerance, np.ones(UNITS), 0.05, family, has_learned, is_precise)
     nll = {length: own for length, own in changes.items() if length not in failed}
-    losses = VariantLosses(nll=nll, baseline_nll=np.zeros(UNITS), failed_lengths=failed)
+    losses = VariantLosses(nll=nll, truncated_nll=np.zeros(UNITS), failed_lengths=failed)
     return results_table(verdict_rows("x", losses, rules))
 
 
