@@ -19,7 +19,7 @@ from studies.study_results_writer import gather
 from studies.study_settings import StudySettings, cells_of, running_order
 from studies.study_texts import StudyTexts
 
-COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "FLOPs", "left"]
+COLUMNS = ["cell", "parameters", "tokens", "train length", "FLOPs", "left"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class StudyRun:
             jobs = submit(left, self.folder, options.jobs, options.launcher) if left else []
             print(f"{counted(len(jobs), 'job')} submitted: {', '.join(jobs)}")
             return None
+        self.console.info(self._work_left())
         pool = CellPool(self.folder, self.flops, self.done, options.jobs, self.console)
         pool.run(self.selected, options.hours)
         return pool
@@ -134,13 +135,12 @@ class StudyRun:
                 print(command)
 
     def _print_cells(self) -> None:
-        """Print the cells, the remaining work and, if a cell is done, the remaining time."""
+        """Print the selected cells and the remaining work."""
         rows = []
-        for i, cell in enumerate(self.cells):
+        for cell in self.selected:
             parameters, flops = self._size(cell)
             left = ", ".join(command.part for command in cell.commands_left())
             rows.append([
-                i,
                 cell.id,
                 f"{parameters:,}",
                 f"{cell.settings.trained_tokens:,}",
@@ -148,15 +148,18 @@ class StudyRun:
                 f"{flops:.1e}",
                 left or "done",
             ])  # fmt: skip
-        count = counted(len(self.cells), "cell")
-        self.console.table(f"{count} in {self.folder}", COLUMNS, rows)
-        left = self.flops.keys() - self.done
+        self.console.table(f"{counted(len(rows), 'cell')} in {self.folder}", COLUMNS, rows)
+        print(self._work_left())
+
+    def _work_left(self) -> str:
+        """The number of unfinished cells among the selected ones and, if a cell of the study is
+        done, the time that they will take."""
+        left = [cell.id for cell in self.selected if cell.id not in self.done]
         if not left:
-            print("everything is done")
-            return
-        text = f"{len(left)} of {count} left"
+            return "everything is done"
+        text = f"{len(left)} of {counted(len(self.selected), 'cell')} left"
         seconds = seconds_left(self.folder, self.flops, self.done, left)
-        if seconds is not None:
-            jobs = self.options.jobs
-            text += f": about {duration(seconds / jobs)} with {counted(jobs, 'job')}"
-        print(text)
+        if seconds is None:
+            return text
+        jobs = self.options.jobs
+        return f"{text}: about {duration(seconds / jobs)} with {counted(jobs, 'job')}"

@@ -188,7 +188,23 @@ def test_dry_run_starts_nothing(clean, monkeypatch, capsys, tmp_path):
     assert call(monkeypatch, file, "--run-dir", tmp_path / "new", "--dry-run") == 0
     output = capsys.readouterr().out
     assert "4 of 4 cells left\n" in output
+    only = ["--dry-run", "--only", "*scheme=learned*"]
+    assert call(monkeypatch, file, "--run-dir", tmp_path / "new", *only) == 0
+    output = capsys.readouterr().out
+    assert "2 of 2 cells left\n" in output
+    assert "scheme=rope" not in output
     assert not (tmp_path / "new").exists()
+
+
+def test_the_time_left_is_printed_before_the_first_cell(copied, monkeypatch, capsys):
+    file, folder = copied
+    shutil.rmtree(folder / "runs" / "scheme=learned,seed=1" / "evaluation")
+    only = ["--only", "*seed=1"]
+    assert call(monkeypatch, file, "--run-dir", folder, *only, "--dry-run") == 0
+    left = capsys.readouterr().out.splitlines()[-1]
+    assert left.startswith("1 of 2 cells left: about ")
+    assert call(monkeypatch, file, "--run-dir", folder, *only) == 0
+    assert "1 of 2 cells left: about " in capsys.readouterr().err.partition(": done in")[0]
 
 
 def test_a_failed_evaluation_does_not_affect_others(copied, write_study, monkeypatch):
