@@ -59,7 +59,13 @@ from evaluation.statistics.intervals import LEAST_SEEDS
 from studies.study_results_reader import Group, StoredStudy, read_study
 from studies.study_results_table import read_losses, read_other
 from studies.study_settings import TrendSettings
-from studies.trend import effect_rows, trend_figure, trend_table, with_stored_rows
+from studies.trend import (
+    effect_rows,
+    trend_figure,
+    trend_table,
+    trends_of,
+    with_stored_rows,
+)
 
 MIB = 2**20
 COSTS = {  # key in a cell's record: column, format
@@ -279,7 +285,7 @@ def _trend_section(trend: TrendSettings, study: StoredStudy, folder: Path) -> Se
     rows = effect_rows(trend, [cell.record for cell in study.cells])
     rows = with_stored_rows(rows, file)
     write_table(file, rows)
-    if rows.empty:
+    if not trends_of(trend, rows):
         return {}
     title = "Effects by size"
     caption = f"{title}. Line: fit; shaded: its interval, and ±δ."

@@ -2,6 +2,7 @@
 
 import math
 import re
+from copy import deepcopy
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -11,7 +12,7 @@ from evaluation.statistics.results_table import select
 from studies.study_report import findings as findings_of
 from studies.study_report import write_report
 from tests.artists import ends
-from tests.studies.synthetic import results, with_others
+from tests.studies.synthetic import L0, results, with_others
 from tests.studies.test_loss_comparison import derived
 from tests.tables import value
 
@@ -142,6 +143,32 @@ def test_an_unfinished_study_has_a_report(write):
     for cell in record["cells"]:
         cell |= {"status": "pending", "training": None, "timing": {}, "evaluations": {}}
     assert "20 pending" in write(record)[1]
+
+
+def test_effects_by_size_are_reported_from_two_rungs_on(write, tmp_path):
+    """And those of a rung whose cells are not at hand are read from effects.csv."""
+    rise = {"scheme": "rope", "length": "4x", "from": "1x"}
+    effect = {"statement": "RoPE rises", "value": rise, "delta": 0.1, "expect": "steady"}
+    record = results(schemes=("rope",))
+    record["study"]["trend"] = {"effects": {"rise": effect}}
+
+    def on_rung(rung: str, parameters: int) -> dict:
+        cells = deepcopy(record["cells"])
+        for cell in cells:
+            cell["axes"] = {"rung": rung, **cell["axes"]}
+            if cell["training"]:
+                cell["training"] |= {"layer_parameters": parameters, "train_length": L0}
+        return record | {"cells": cells}
+
+    _, text = write(on_rung("small", 1000))
+    assert "Effects by size" not in text
+    page, text = write(on_rung("large", 9000))
+    assert "#effects-by-size" in page.links
+    row = next(line for line in text.splitlines() if line.startswith("| RoPE rises"))
+    assert row.count("| +0.54") == 2  # drawn around 0.55
+    assert "| steady | steady |" in row
+    rungs = pd.read_csv(tmp_path / "effects.csv")["rung"]
+    assert list(rungs.unique()) == ["small", "large"]
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):
