@@ -313,11 +313,11 @@ def predictions(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Estimate]
 
 
 def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
-    """The trends of the effects measured on at least two rungs, by name."""
+    """The trends of the effects measured at two sizes at least, by name."""
     trends = {}
     for name, own in rows.groupby("effect", sort=False):
         rungs = rungs_of(own)
-        if len(rungs) > 1:
+        if len({rung.parameters for rung in rungs}) > 1:
             trends[str(name)] = Trend(rungs, trend.effects[str(name)].delta)
     return trends
 

@@ -17,7 +17,7 @@ from model import Transformer
 from run_directory.training_settings import AdamWBase, MuonSettings, OptimizerSettings
 from run_directory.weights import named_weights, own_part
 
-ROLES = ("matrices", "head", "embeddings", "vectors", "positions")
+ROLES = ("matrices", "head", "embeddings", "vectors", "positions", "positional matrices")
 
 
 def role_of(name: str, parameter: Tensor) -> str:
@@ -41,7 +41,8 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     matrices unless they have options of their own. Frozen parameters are excluded.
 
     In a model with `mup`, m times as wide as its base, the learning rate of matrices under AdamW is
-    multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8). The spectral norm of an update
+    multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8), also of positional matrices
+    whose input is as wide as the model. The spectral norm of an update
     must not grow with m (Yang et al. 2023, arXiv:2310.17813): under Muon it is constant with
     "original" and grows as √m with "match_rms_adamw". The product of learning rate and weight decay
     does not change.
@@ -50,20 +51,21 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     muon = settings if isinstance(settings, MuonSettings) else None
     adamw: AdamWBase = settings.adamw if isinstance(settings, MuonSettings) else settings
     is_head_apart = muon is not None or width != 1
+    wide = positional_matrices(model) if width != 1 else set()
     by_role: dict[str, dict[str, nn.Parameter]] = {role: {} for role in ROLES}
     for name, weight in named_weights(model).items():
-        role = role_of(name, weight)
+        role = "positional matrices" if id(weight) in wide else role_of(name, weight)
         by_role["matrices" if role == "head" and not is_head_apart else role][name] = weight
     groups = []
     for role, weights in by_role.items():
-        factor = 1 / width if role == "matrices" else 1.0
+        factor = 1 / width if role in ("matrices", "positional matrices") else 1.0
         if muon is not None and role == "matrices":
             rate = "lr"
             decay = muon.weight_decay
             factor = 1.0 if muon.adjust == "original" else width**-0.5
         else:
             rate = "lr" if muon is None else "adamw_lr"
-            if role == "positions" and adamw.positions_lr is not None:
+            if role.startswith("position") and adamw.positions_lr is not None:
                 rate = "positions_lr"
             decay = adamw.weight_decay if role in ("matrices", "head") else 0.0
         groups.append(
@@ -77,6 +79,16 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
             }
         )
     return [group for group in groups if group["params"]]
+
+
+def positional_matrices(model: nn.Module) -> set[int]:
+    """The `id` of the weights of positional schemes whose input is as wide as the model."""
+    weights = [
+        getattr(module, name)
+        for module in model.modules()
+        for name in getattr(module, "projections", ())
+    ]
+    return {id(weight) for weight in weights if weight is not None}
 
 
 class Optimizer:

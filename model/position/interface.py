@@ -379,6 +379,8 @@ class PositionSettings(StrictSettings):
 class Modifiers(nn.Module):
     """Temperature, sink and weights of one layer, for any scheme."""
 
+    projections: ClassVar[tuple[str, ...]] = ("adaptive",)  # as in a PositionalScheme
+
     def __init__(self, settings: PositionSettings, heads: int, dim: int):
         super().__init__()
         self.settings = settings
@@ -468,6 +470,7 @@ class PositionalScheme(nn.Module):
     reads_features: ClassVar[bool] = False  # logits depend on features of q and k, not on q·k alone
     # one past the last position that the scheme can represent; None: unlimited
     limit: int | None = None
+    projections: ClassVar[tuple[str, ...]] = ()  # parameters whose input is as wide as the model
     depends_on_length: bool = False  # whether the declared sequence length changes the encoding
     # Conformance checks that do not apply to this scheme: {check: reason}.
     exempt: ClassVar[dict[str, str]] = {}

@@ -13,6 +13,7 @@ from studies.trend import (
     effect_rows,
     trend_figure,
     trend_table,
+    trends_of,
     with_stored_rows,
 )
 
@@ -209,6 +210,14 @@ def test_table_and_figure(cells):
     figure = trend_figure(TREND, rows)
     assert len(figure.axes) == 2
     assert figure.axes[0].get_xscale() == "log"
+
+
+def test_two_lengths_of_one_size_have_no_trend(cells):
+    rows = effect_rows(TREND, cells)
+    small = rows.loc[rows["rung"] == "small"]
+    assert len(trends_of(TREND, rows)) == 2
+    longer = small.assign(rung="small at 32", length=32)
+    assert trends_of(TREND, pd.concat([small, longer])) == {}
 
 
 def test_a_rung_is_predicted_from_the_others(cells):

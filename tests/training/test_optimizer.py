@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from model import ModelSettings, TokenPositions, Transformer
+from model import SCHEMES, ModelSettings, TokenPositions, Transformer
+from model.position.schemes.fox import FoxSettings
 from run_directory.training_settings import AdamWBase, AdamWSettings, MuonSettings
+from tests.model.zoo import C
 from tests.model.zoo import build as zoo_model
 from tests.training.net import APPLY, SKIP, Net
-from training.optimizer import Optimizer, parameter_groups
+from training.optimizer import Optimizer, parameter_groups, positional_matrices
 
 # Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small
 # singular values of a square matrix among them.
@@ -218,6 +220,23 @@ def test_factors_at_three_times_base_width():
         assert group["name"] == "matrices"
         assert group["factor"] == pytest.approx(factor)
         assert group["weight_decay"] * group["factor"] == pytest.approx(0.1)
+
+
+def test_positional_matrices_over_the_width_have_the_rate_of_matrices():
+    """Not the biases of the gates of FoX, nor the table that learned positions add."""
+    for case in [*SCHEMES, "alibi-nape"]:
+        model = zoo_model(case)
+        wide = positional_matrices(model)
+        for name, weight in model.named_parameters():
+            is_wide = "position" in name.split(".") and weight.ndim > 1 and weight.shape[-1] == C
+            assert (id(weight) in wide) == (is_wide and case != "learned"), (case, name)
+    model = build(48, {"base_dim": 16}, position=FoxSettings())
+    groups = {group["name"]: group for group in parameter_groups(model, AdamWSettings())}
+    values = {name: (group["factor"], group["weight_decay"]) for name, group in groups.items()}
+    assert values["positional matrices"] == (pytest.approx(1 / 3), 0.0)
+    assert values["positions"] == (1.0, 0.0)
+    assert all(name.endswith("bias") for name in groups["positions"]["names"])
+    assert len(groups["positional matrices"]["names"]) == 2
 
 
 def test_output_multiplier_and_initialization():

@@ -97,6 +97,7 @@ class SelectiveRope(ContentRotation):
         "convolution, "
         "on those just before"
     }
+    projections = ("down",)
     settings: SelectiveRopeSettings
 
     def setup(self):
@@ -143,6 +144,7 @@ class Carope(ContentRotation):
     not against released code.
     """
 
+    projections = ("weight",)
     settings: CaropeSettings
 
     def setup(self):

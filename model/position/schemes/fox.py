@@ -49,6 +49,7 @@ class Fox(ContentScheme):
     """
 
     cached_form = "plain (or rotated) keys and cumulative log gates"
+    projections = ("weight",)
     settings: FoxSettings
 
     def setup(self):

@@ -94,6 +94,7 @@ class GrapeAp(ContentScheme):
     exempt: ClassVar[dict[str, str]] = UNROLLED | {
         "shift": "p̂ is rotated by absolute positions, and p of the query is not"
     }
+    projections = ("project",)
     settings: GrapeApSettings
 
     def setup(self):

@@ -54,6 +54,7 @@ class PathAttention(ContentScheme):
         "convolution, "
         "on those just before"
     }
+    projections = ("down", "strength")
     settings: PathSettings
 
     def setup(self):

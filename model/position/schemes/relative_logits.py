@@ -35,6 +35,7 @@ class RelativeLogits(ContentScheme):
 
     supports_fractions = False
     caches_extras = False
+    projections = ("mix",)
     settings: RelativeLogitsSettings
 
     def setup(self):

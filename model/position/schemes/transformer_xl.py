@@ -42,6 +42,7 @@ class TransformerXL(PositionalScheme):
     supports_fractions = False
     reads_features = True
     exempt = UNROLLED
+    projections = ("weight",)
     settings: TransformerXLSettings
 
     def setup(self):

@@ -37,6 +37,7 @@ class Wall(ContentScheme):
     uses_position = False
     reads_features = True
     exempt = UNROLLED
+    projections = ("weight",)
     settings: WallSettings
 
     def setup(self):
