@@ -252,10 +252,13 @@ AnyCell = TypeVar("AnyCell", bound=GridCell)
 def running_order(
     cells: Sequence[AnyCell], study: StudySettings, pattern: str | None = None
 ) -> list[AnyCell]:
-    """The cells whose name matches the pattern. Cells of the first seed come first, so that an
-    unfinished study can compare all schemes. Raises StudyError if no cell matches."""
+    """The cells whose name matches the pattern, by rung in a study with a trend, then by seed, so
+    that an unfinished study can compare all schemes. Raises StudyError if no cell matches."""
     selected = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]
     if not selected:
         raise StudyError(f"--only {pattern}: no cell matches; the first cell is {cells[0].id}")
-    seeds = list(study.grid.get(SEED, {}))
-    return sorted(selected, key=lambda cell: seeds.index(cell.axes[SEED]) if seeds else 0)
+    rungs = [study.trend.axis] if study.trend else []
+    first = [(axis, list(study.grid[axis])) for axis in [*rungs, SEED] if axis in study.grid]
+    return sorted(
+        selected, key=lambda cell: [order.index(cell.axes[axis]) for axis, order in first]
+    )

@@ -70,10 +70,19 @@ def test_skip_excludes_cells_that_match_on_all_axes(load):
         cells_of(load(TEXT + "\nskip: [{seed: [9, 10]}]"))
 
 
-def test_cells_of_the_first_seed_run_first(load):
+def test_cells_of_the_first_rung_and_seed_run_first(load):
     study = load()
     order = [cell.axes["seed"] for cell in running_order(cells_of(study), study)]
     assert order == ["9"] * 6 + ["10"] * 6
+    value = "{scheme: rope, length: 4x}"
+    effect = f"{{statement: rope, value: {value}, delta: 0.1, expect: grows}}"
+    trend = f"trend={{axis: train_length, effects: {{rises: {effect}}}}}"
+    study = load(TEXT, trend)
+    order = [
+        (c.axes["train_length"], c.axes["seed"]) for c in running_order(cells_of(study), study)
+    ]
+    blocks = [("short", "9"), ("short", "10"), ("long", "9"), ("long", "10")]
+    assert order == [block for block in blocks for _ in range(3)]  # one rung after the other
 
 
 def test_dumped_settings_load_equal(load, tmp_path):
