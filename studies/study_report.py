@@ -59,13 +59,7 @@ from evaluation.statistics.intervals import LEAST_SEEDS
 from studies.study_results_reader import Group, StoredStudy, read_study
 from studies.study_results_table import read_losses, read_other
 from studies.study_settings import TrendSettings
-from studies.trend import (
-    effect_rows,
-    trend_figure,
-    trend_table,
-    trends_of,
-    with_stored_rows,
-)
+from studies.trend import effect_rows, trend_figure, trend_table, trends_of, with_stored_rows
 
 MIB = 2**20
 COSTS = {  # key in a cell's record: column, format

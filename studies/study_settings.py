@@ -114,10 +114,12 @@ class EffectSettings(StrictSettings):
 class PredictedRung(StrictSettings):
     """A rung whose effects are predicted from those of all other rungs."""
 
-    label: str = Field(description="label of the rung; once measured, it is compared")
-    parameters: int = Field(gt=0, description="number of parameters without embeddings")
+    label: str = Field(description="label of the rung")
+    parameters: int = Field(
+        gt=0, description="number of parameters without embedding, head and last norm"
+    )
     length: int = Field(gt=0, description="trained length in tokens")
-    seeds: int = Field(gt=0, description="number of seeds")
+    seeds: int = Field(gt=0, description="number of seeds that will be measured")
 
 
 class TrendSettings(StrictSettings):

@@ -21,7 +21,7 @@ ROLES = ("matrices", "head", "embeddings", "vectors", "positions", "positional m
 
 
 def role_of(name: str, parameter: Tensor) -> str:
-    """The role of a parameter, one of ROLES."""
+    """The role of a parameter by its name, one of ROLES; all positional ones are `positions`."""
     parts = name.split(".")
     if "position" in parts:
         return "positions"
