@@ -78,7 +78,8 @@ class Console:
         if total:
             left = duration((total - counter.done) / counter.rate)
             share = f"{counter.done / total:.0%} of {total:,.0f} {unit}, {left} left"
-        self._line(f"{label}: {share}, {counter.rate:,.0f} {unit}/s")
+        rate = f"{counter.rate:,.0f}" if counter.rate >= 10 else f"{counter.rate:.2g}"
+        self._line(f"{label}: {share}, {rate} {unit}/s")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table; numeric columns are right-aligned."""

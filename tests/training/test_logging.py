@@ -235,6 +235,17 @@ def test_progress_lines_without_terminal(capsys, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("step", "rate"), [(0.044, "0.044"), (0.5, "0.5"), (1234.5, "1,234")])
+def test_progress_lines_show_slow_and_fast_rates(step, rate, capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with Console().bar("compare", 1e6, "Mtok") as bar:
+        for _ in range(10):
+            now[0] += 1
+            bar.advance(step)
+    assert capsys.readouterr().err.splitlines()[0].endswith(f" left, {rate} Mtok/s")
+
+
 def test_duration():
     for seconds, text in {
         9.94: "9.9 s", 9.96: "10 s", 59.6: "1 min 0 s", 100: "1 min 40 s",
