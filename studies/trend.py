@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from data.preparation.summary import POINTS_ONLY_BELOW
 from errors import StudyError
@@ -328,14 +329,14 @@ def trend_figure(trend: TrendSettings, rows: pd.DataFrame) -> Figure:
     shown = [
         Panel(
             partial(_draw_trend, trend=each, rung=trend.predicted, predicted=predicted.get(name)),
-            f"{trend.effects[name].statement}: {each.word}",
+            f"{trend.effects[name].statement}\n{each.word}",
             named=False,
-            height=1.9,
+            height=1.8,
         )
         for name, each in trends_of(trend, rows).items()
     ]
     x = "parameters without embeddings"
-    return panels(shown, FigureText(), x=x, y="nats", columns=2, names="below")
+    return panels(shown, FigureText(), x=x, y="nats", columns=3, names="below", width=9.5)
 
 
 def _draw_trend(
@@ -355,6 +356,11 @@ def _draw_trend(
     sizes = np.linspace(*trend.ends, 25)
     line, low, high = np.array([trend.at(size) for size in sizes]).T
     draw_line(axes, 10**sizes, line, color=SOFT)
+    labels = {each.parameters: each.rung for each in reversed(trend.rungs)}  # the first of a size
+    if rung and rung.label not in labels.values():
+        labels[rung.parameters] = rung.label
     axes.set_xscale("log")
+    axes.set_xticks(list(labels), list(labels.values()))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.fill_between(10**sizes, low, high, color=SOFT, alpha=0.18, lw=0)
     axes.axhspan(-trend.delta, trend.delta, color=BAND, alpha=0.13, lw=0, zorder=0.5)

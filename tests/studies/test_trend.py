@@ -209,7 +209,9 @@ def test_table_and_figure(cells):
     assert "small" in markdown_table(table.columns, table.rows)
     figure = trend_figure(TREND, rows)
     assert len(figure.axes) == 2
-    assert figure.axes[0].get_xscale() == "log"
+    axes = figure.axes[0]
+    assert (axes.get_xscale(), axes.get_title(loc="left")) == ("log", "rope rises\nnot resolved")
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["large", "small"]
 
 
 def test_two_lengths_of_one_size_have_no_trend(cells):
@@ -235,8 +237,11 @@ def test_a_rung_is_predicted_from_the_others(cells):
     measured = trend_table(trend, pd.concat([rows, huge]))
     assert measured.rows[0][3].startswith("+9.000 [")
     assert measured.rows[0][4] == table.rows[0][3]
-    names = trend_figure(trend, rows).axes[0].get_legend_handles_labels()[1]
-    assert "predicted" in names
+    for shown in (rows, pd.concat([rows, huge]), pd.concat([rows, huge.assign(parameters=85_000)])):
+        axes = trend_figure(trend, shown).axes[0]
+        assert "predicted" in axes.get_legend_handles_labels()[1]
+        ticks = {tick.get_text() for tick in axes.get_xticklabels()}
+        assert ticks == {"small", "large", "huge"} and len(axes.get_xticks()) == 3
 
 
 def test_other_targets_and_missing_lengths_are_refused(cells):
