@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from data import DataSettings, is_prepared
 from data.files import canonical_hash, read_object
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluate_runs import is_intact
-from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings, settings_class
+from evaluation.evaluation_settings import (
+    EvaluationSettings,
+    MeasurementSettings,
+    settings_class,
+    tokens_of,
+)
 from evaluation.methods import TRAINED, builtin_methods, resolve_methods
 from evaluation.reports.document import counted
 from model import ModelError
@@ -34,6 +40,7 @@ from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from run_directory.training_schedule import last_trained
 from settings.load import differences, identity, load_settings
+from studies.expressions import values_in
 from studies.study_results_reader import SCHEME
 from studies.study_settings import EvaluationEntry, GridCell, StudySettings, matches
 from training.feasibility import check_model
@@ -189,6 +196,7 @@ class StudyPlanner:
                 plans.append(self._plan_cell(cell, problems))
         problems.raise_any(len(cells))
         self._check_report(plans)
+        self._check_trend(plans)
         return plans
 
     def _plan_cell(self, cell: GridCell, problems: CellProblems) -> PlannedCell:
@@ -246,6 +254,19 @@ class StudyPlanner:
                 f"{', '.join(map(str, sorted(measured)))}"
             )
 
+    def _check_trend(self, plans: Sequence[PlannedCell]) -> None:
+        """Check that the evaluations measure what the effects of the trend read."""
+        if self.study.trend is None:
+            return
+        problems = CellProblems()
+        for name, tree in self.study.trend.expressions(self.study.grid).items():
+            for plan, value in product(plans, values_in(tree)):
+                labels = {axis: str(value[axis]) for axis in plan.axes if axis in value}
+                if labels.items() <= plan.axes.items():
+                    with problems.of(plan, f"trend.effects.{name}: "):
+                        _check_measured(plan, value)
+        problems.raise_any(len(plans))
+
     def _plan_evaluation(
         self, name: str, entry: EvaluationEntry, plan: PlannedCell
     ) -> PlannedEvaluation:
@@ -289,6 +310,24 @@ class StudyPlanner:
         if unknown := [method for method in more if method not in builtin]:
             raise StudyError(f"variants: unknown method {unknown[0]}")
         return [f"methods={json.dumps({method: builtin[method] for method in more})}"]
+
+
+def _check_measured(plan: PlannedCell, value: dict) -> None:
+    """Raise StudyError if the evaluations of a cell do not measure a value of an expression."""
+    own = {each.name: each.settings for each in plan.evaluations}
+    name = value.get("evaluation") or next(iter(own), None)
+    if name not in own:
+        raise StudyError(f"the cell has no evaluation {name or ''}; see evaluations.*.skip")
+    settings = own[name]
+    if not isinstance(settings, EvaluationSettings):
+        return
+    method = value.get("method", TRAINED)
+    if method not in [TRAINED, *settings.methods] and not settings.matrix:
+        raise StudyError(f"evaluations.{name} does not measure the method {method}")
+    length = value.get("length")
+    trained_length = plan.settings.train_length
+    if length and tokens_of(length, trained_length) not in settings.grid(trained_length):
+        raise StudyError(f"evaluations.{name} does not measure the length {length}")
 
 
 # Checks and settings that many cells share are computed once.

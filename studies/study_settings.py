@@ -3,16 +3,17 @@
 import fnmatch
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from errors import StudyError
+from evaluation.evaluation_settings import tokens_of
 from evaluation.methods import TRAINED
 from settings.fields import StrictSettings, setting
-from studies.expressions import Expression
+from studies.expressions import Expression, expanded, values_in
 from studies.study_results_reader import CONFIDENCE, SCHEME, SEED, TOLERANCE
 
 
@@ -131,6 +132,18 @@ class TrendSettings(StrictSettings):
         None, "rung whose effects are predicted from those of all other rungs"
     )
 
+    def expressions(self, axes: Iterable[str]) -> dict[str, Expression]:
+        """The expanded values of the effects, by name. Raises ValueError for an invalid one.
+
+        Args:
+            axes: the axes of the grid.
+        """
+        keys = [axis for axis in axes if axis not in (self.axis, SEED)]
+        return {
+            name: expanded(effect.value, [*keys, "distance"], {})
+            for name, effect in self.effects.items()
+        }
+
 
 class StudySettings(StrictSettings):
     """Training runs × evaluations → one report."""
@@ -205,9 +218,53 @@ class StudySettings(StrictSettings):
             for label, variant in self.variants.items()
             if label in schemes and (variant.scheme, variant.method) != (label, TRAINED)
         ]
-        if problems:
+        if problems := problems or self._trend_problems():
             raise ValueError("\n       ".join(problems))
         return self
+
+    def _trend_problems(self) -> list[str]:
+        if (trend := self.trend) is None:
+            return []
+        if trend.axis == SEED or SEED not in self.grid:
+            return ["trend requires an axis `seed` besides trend.axis, such as grid.seed=[0,1,2]"]
+        if not self.evaluations:
+            return ["trend requires an evaluation, whose values are compared"]
+        try:
+            trees = trend.expressions(self.grid)
+        except ValueError as error:
+            return [f"trend.effects: {error}"]
+        problems = []
+        for name, tree in trees.items():
+            key = f"trend.effects.{name}.value"
+            values = values_in(tree)
+            if not values:
+                problems.append(f"{key} reads no cell; write a value such as {{length: 4x}}")
+            for value in values:
+                problems += [f"{key}: {each}" for each in self._value_problems(value)]
+        return list(dict.fromkeys(problems))
+
+    def _value_problems(self, value: dict) -> list[str]:
+        """The problems of a value that an effect reads."""
+        assert self.trend is not None
+        problems = []
+        for axis, labels in self.grid.items():
+            if axis in (self.trend.axis, SEED):
+                continue
+            if axis not in value:
+                problems.append(f"a value names no {axis}")
+            elif str(value[axis]) not in labels:
+                problems.append(f"{axis} {value[axis]} is not among {', '.join(labels)}")
+        evaluation = value.get("evaluation")
+        if evaluation is not None and evaluation not in self.evaluations:
+            known = ", ".join(self.evaluations)
+            problems.append(f"evaluation {evaluation} is not among {known}")
+        for key in ("length", "distance"):
+            try:
+                tokens_of(value.get(key) or 0, 1)
+            except (AttributeError, ValueError):
+                text = f"{key} {value[key]} is neither a number of tokens nor a multiple such as 4x"
+                problems.append(text)
+        return problems
 
 
 def matches(axes: dict[str, str], skip: list[dict[str, list[str]]]) -> bool:

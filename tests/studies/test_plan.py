@@ -77,7 +77,7 @@ def test_cells_of_the_first_rung_and_seed_run_first(load):
     value = "{scheme: rope, length: 4x}"
     effect = f"{{statement: rope, value: {value}, delta: 0.1, expect: grows}}"
     trend = f"trend={{axis: train_length, effects: {{rises: {effect}}}}}"
-    study = load(TEXT, trend)
+    study = load(TEXT + "\nevaluations: {loss: {}}", trend)
     order = [
         (c.axes["train_length"], c.axes["seed"]) for c in running_order(cells_of(study), study)
     ]
@@ -97,6 +97,35 @@ def test_dumped_settings_load_equal(load, tmp_path):
 def test_invalid_study_files_are_rejected(load, content, message):
     with pytest.raises(ConfigError, match=message):
         load(yaml.safe_dump(content))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("{rank: 8, length: 4x, from: 1x}", "length 4x"),
+        ("{rank: 8, length: 2x, method: yarn}", "method yarn"),
+        ("{rank: 8, length: 2x, evaluation: more}", "no evaluation more"),
+        ("{rank: 8, length: 2x, from: 1x}", None),
+    ],
+)
+def test_effects_that_no_evaluation_measures_are_rejected(load, tmp_path, corpus, value, problem):
+    text = """
+    grid: {rung: {small: [train_length=16], large: [train_length=32]}, seed: [0], rank: {8: []}}
+    evaluations:
+      loss: {overrides: ["lengths=[2x]", "methods=[trained]"]}
+      more: {skip: [{rung: small}]}
+    trend: {effects: {rise: {statement: s, delta: 0.1, expect: grows, value: %s}}}
+    """
+    study = load(text % value)
+    source = f'data.source={{name: files, path: "{corpus}"}}'
+    base = [source, "data.tokenizer={name: bytes}", "training.validation.targets=8"]
+    study = study.model_copy(update={"base": base})
+    planner = StudyPlanner(study, tmp_path / "study")
+    if problem is None:
+        assert len(planner.plan(cells_of(study))) == 2
+        return
+    with pytest.raises(StudyError, match=f"rung=small.*trend.effects.rise.*{problem}"):
+        planner.plan(cells_of(study))
 
 
 def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
