@@ -59,7 +59,14 @@ from evaluation.statistics.intervals import LEAST_SEEDS
 from studies.study_results_reader import Group, StoredStudy, read_study
 from studies.study_results_table import read_losses, read_other
 from studies.study_settings import TrendSettings
-from studies.trend import effect_rows, trend_figure, trend_table, trends_of, with_stored_rows
+from studies.trend import (
+    effect_rows,
+    rows_of_study,
+    trend_figure,
+    trend_table,
+    trends_of,
+    with_stored_rows,
+)
 
 MIB = 2**20
 COSTS = {  # key in a cell's record: column, format
@@ -276,9 +283,10 @@ def _trend_section(trend: TrendSettings, study: StoredStudy, folder: Path) -> Se
     """Effects by size. Updates effects.csv and keeps its rows of cells that were measured
     elsewhere."""
     file = folder / "effects.csv"
-    rows = effect_rows(trend, [cell.record for cell in study.cells])
-    rows = with_stored_rows(rows, file)
+    records = [cell.record for cell in study.cells]
+    rows = with_stored_rows(effect_rows(trend, records), file)
     write_table(file, rows)
+    rows = rows_of_study(trend, records, rows)
     if not trends_of(trend, rows):
         return {}
     title = "Effects by size"

@@ -50,7 +50,7 @@ from evaluation.reports.figures import (
 )
 from evaluation.statistics.intervals import LEAST_SEEDS, half_width_of_sum, seed_means
 from studies.arm_values import unit_values
-from studies.expressions import Expression, evaluate, expanded, values_in
+from studies.expressions import Expression, evaluate, values_in
 from studies.study_results_reader import SEED
 from studies.study_settings import PredictedRung, TrendSettings
 
@@ -60,6 +60,7 @@ GROWS = "grows"
 SHRINKS = "shrinks"
 NOT_RESOLVED = "not resolved"
 ALPHA = 0.05
+REPEAT = ["effect", "rung", "seed"]  # columns that name one measurement of an effect
 COLUMNS = ["effect", "rung", "parameters", "length", "seed", "unit", "targets", "value"]
 
 
@@ -77,14 +78,11 @@ def effect_rows(trend: TrendSettings, cells: Sequence[dict]) -> pd.DataFrame:
     repeats = dict.fromkeys((cell["axes"][trend.axis], cell["axes"][SEED]) for cell in cells)
     axes = [axis for axis in cells[0]["axes"] if axis not in (trend.axis, SEED)]
     rows: list[tuple] = []
-    for name, effect in trend.effects.items():
-        tree = expanded(effect.value, [*axes, "distance"], {})
+    for name, tree in trend.expressions(cells[0]["axes"]).items():
         for rung, seed in repeats:
             repeat = {trend.axis: rung, SEED: seed}
-            arms = [
-                measured.get(frozenset((repeat | {axis: value[axis] for axis in axes}).items()))
-                for value in values_in(tree)
-            ]
+            labels = [{axis: str(value[axis]) for axis in axes} for value in values_in(tree)]
+            arms = [measured.get(frozenset((repeat | own).items())) for own in labels]
             if None not in arms:
                 own = effect_by_unit(tree, [cell for cell in arms if cell is not None])
                 training = next(iter(filter(None, arms)))["training"]
@@ -116,12 +114,40 @@ def with_stored_rows(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
     that `rows` lacks."""
     if not file.is_file():
         return rows
-    stored = pd.read_csv(file, dtype={"rung": str, "seed": str, "unit": str})
-    columns = ["effect", "rung", "seed"]
-    new = set(rows[columns].itertuples(index=False, name=None))
-    is_new = [row in new for row in stored[columns].itertuples(index=False, name=None)]
+    stored = _stored_rows(file)
+    new = set(rows[REPEAT].itertuples(index=False, name=None))
+    is_new = [row in new for row in stored[REPEAT].itertuples(index=False, name=None)]
     is_new = np.array(is_new, dtype=bool)
     return pd.concat([stored.loc[~is_new], rows]).sort_values("parameters", kind="stable")
+
+
+def _stored_rows(file: Path) -> pd.DataFrame:
+    """The rows of effects.csv. Raises StudyError if the file is damaged."""
+    types: dict[Any, Any] = dict.fromkeys([*REPEAT, "unit"], str)
+    types |= {"parameters": int, "length": int, "targets": int, "value": float}
+    try:
+        stored = pd.read_csv(file, dtype=types, keep_default_na=False)
+        if list(stored.columns) != COLUMNS or stored.duplicated([*REPEAT, "unit"]).any():
+            raise ValueError("not one row for each effect, rung, seed and unit")
+    except ValueError as error:
+        raise StudyError(
+            f"{file} is damaged ({error}); restore or delete it: the report writes the rows of "
+            "measured cells again"
+        ) from None
+    return stored
+
+
+def rows_of_study(trend: TrendSettings, cells: Sequence[dict], rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the effects, rungs and seeds of the study. effects.csv may have others, of labels
+    that were renamed or removed.
+
+    Args:
+        cells: the cells of results.json.
+    """
+    repeats = {(cell["axes"][trend.axis], cell["axes"][SEED]) for cell in cells}
+    known = rows[REPEAT].itertuples(index=False, name=None)
+    is_own = [effect in trend.effects and (rung, seed) in repeats for effect, rung, seed in known]
+    return rows.loc[np.array(is_own, dtype=bool)]
 
 
 # The line.
@@ -157,10 +183,16 @@ class RungEffect:
 
 
 def rungs_of(rows: pd.DataFrame) -> list[RungEffect]:
-    """The rungs of one effect, in the order of their rows."""
+    """The rungs of one effect, in the order of their rows. Raises StudyError if the seeds of a rung
+    have different units."""
     rungs = []
     for label, own in rows.groupby("rung", sort=False):
         values = own.pivot(index="seed", columns="unit", values="value")
+        if values.isna().any(axis=None):
+            raise StudyError(
+                f"effects.csv: the seeds of {own.iloc[0].effect} on rung {label} have different "
+                "units; delete its rows, which the report writes again if their cells are measured"
+            )
         targets = own.groupby("unit")["targets"].agg("first")
         counts = np.asarray(targets.loc[values.columns])
         matrix = values.to_numpy()  # (S, D)

@@ -8,9 +8,11 @@ from errors import StudyError
 from evaluation.reports.document import markdown_table
 from studies.study_settings import PredictedRung, TrendSettings
 from studies.trend import (
+    COLUMNS,
     RungEffect,
     Trend,
     effect_rows,
+    rows_of_study,
     trend_figure,
     trend_table,
     trends_of,
@@ -199,6 +201,48 @@ def test_unmeasured_cells_are_left_out_and_stored_rows_kept(cells, tmp_path):
     new = [rung == "large" and seed != "1" for _, rung, seed, _ in changes.index]
     assert np.allclose(changes, np.array(new, dtype=float))
     pd.testing.assert_frame_equal(with_stored_rows(rows, tmp_path / "absent.csv"), rows)
+
+
+def test_rows_of_renamed_labels_are_not_used(cells, tmp_path):
+    file = tmp_path / "effects.csv"
+    every = effect_rows(TREND, cells)
+    for column, label, old in (("effect", "rise", "rises"), ("rung", "large", "NA")):
+        renamed = every.replace({column: {label: old}})
+        pd.concat([every, renamed.loc[renamed[column] == old]]).to_csv(file, index=False)
+        stored = with_stored_rows(every, file)
+        assert set(stored[column]) == {*every[column], old}
+        own = rows_of_study(TREND, cells, stored)
+        assert own.sort_values(COLUMNS).to_dict("list") == every.sort_values(COLUMNS).to_dict(
+            "list"
+        )
+
+
+@pytest.mark.parametrize("damage", ["cut", "no header", "twice", "empty"])
+def test_a_damaged_file_of_effects_is_refused(cells, tmp_path, damage):
+    file = tmp_path / "effects.csv"
+    every = effect_rows(TREND, cells)
+    text = every.to_csv(index=False)
+    rest = text.split("\n", 1)[1]
+    damaged = {"cut": text[:-20], "no header": rest, "twice": text + rest, "empty": ""}
+    file.write_text(damaged[damage])
+    with pytest.raises(StudyError, match="is damaged"):
+        with_stored_rows(every, file)
+
+
+def test_seeds_with_different_units_are_refused(cells):
+    rows = effect_rows(TREND, cells)
+    with pytest.raises(StudyError, match="rise on rung small"):
+        trend_table(TREND, rows.iloc[1:])
+
+
+def test_labels_of_effects_may_be_numbers(cells):
+    values = [{"scheme": 8, "length": "4x"}, {"scheme": 8, "length": "1x"}]
+    effect = TREND.effects["rise"].model_copy(update={"value": {"minus": values}})
+    trend = TREND.model_copy(update={"effects": {"rise": effect}})
+    for each in cells:
+        if each["axes"]["scheme"] == "rope":
+            each["axes"]["scheme"] = "8"
+    assert set(effect_rows(trend, cells)["rung"]) == {"small", "large"}
 
 
 def test_table_and_figure(cells):
