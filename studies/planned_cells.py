@@ -216,8 +216,8 @@ class StudyPlanner:
             rows = differences(Run(run).settings, settings)
             if changed := [key for key, _, _, may_change in rows if not may_change]:
                 raise StudyError(
-                    f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
-                    "move the run, or set another --run-dir"
+                    f"trained in {run.parent} with other settings ({', '.join(changed)}); restore "
+                    "them, move the runs, or set another --run-dir"
                 )
         for name, entry in self.study.evaluations.items():
             with problems.of(cell, f"evaluations.{name}: "):
