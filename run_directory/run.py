@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -180,8 +181,9 @@ class Run:
         if forbidden := describe_changes(self.settings, settings, include_allowed=False):
             raise TrainingError(
                 f"{self.folder}: these settings cannot change on resume; restore them, continue in "
-                f"a new run with the new values (--fork {self.folder} instead of --run-dir), or "
-                "train again from step 0 (--restart):\n       " + "\n       ".join(forbidden)
+                f"a new run with the new values (--fork {shlex.quote(str(self.folder))} instead of "
+                "--run-dir), or train again from step 0 (--restart):\n       "
+                + "\n       ".join(forbidden)
             )
         manifest = dict(self.manifest)
         now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}

@@ -10,6 +10,7 @@ the checkpoint is run. Models whose results would differ from transformers are r
 docs/interop.md shows how transformers converts a GGUF file to such a folder.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def main() -> None:
     console.info(
         f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}"
     )
-    console.info(f'next: python generate.py {run} --prompt "Once upon a time"')
+    console.info(f'next: python generate.py {shlex.quote(str(run))} --prompt "Once upon a time"')
 
 
 if __name__ == "__main__":

@@ -258,10 +258,8 @@ class TrainingRun:
         info = self.console.info
         info(f"done: {self.folder} (peak memory {peak_memory(self.device) / 2**20:,.0f} MiB)")
         prompt = shlex.quote(prompts[0] if prompts else "")
-        info(
-            f"next: python evaluate.py {self.folder}   or   python generate.py {self.folder} "
-            f"--prompt {prompt}"
-        )
+        run = shlex.quote(str(self.folder))
+        info(f"next: python evaluate.py {run}   or   python generate.py {run} --prompt {prompt}")
 
     def begin_steps(self) -> None:
         """Wait for all processes; from here on, a signal saves a checkpoint before the process

@@ -1,6 +1,7 @@
 """train.py end to end in one process: logs, exact resume, signals, stages, and what stops a run."""
 
 import math
+import shlex
 import shutil
 import signal
 import sys
@@ -49,6 +50,7 @@ def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
     ],
 )
 def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, number, status):
+    folder = tmp_path / "a run"
     real = Metrics.log
 
     def log(self, state, *arguments, **options):
@@ -58,13 +60,15 @@ def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, n
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "log", log)
-        words = [*overrides, "training.checkpoint.interval=null", "--run-dir", tmp_path]
+        words = [*overrides, "training.checkpoint.interval=null", "--run-dir", folder]
         assert trained(*words) == status
     assert f"stopped by {number.name} after step 7; saved" in capsys.readouterr().err
-    assert steps_of(tmp_path) == [7]
-    assert trained(*overrides, "--run-dir", tmp_path) == 0
-    assert losses(tmp_path) == losses(whole)
-    assert same(weights(tmp_path), weights(whole))
+    assert steps_of(folder) == [7]
+    assert trained(*overrides, "--run-dir", folder) == 0
+    shown = capsys.readouterr().err.partition("next: ")[2].partition("   or   ")[0]
+    assert shlex.split(shown) == ["python", "evaluate.py", str(folder)]  # can be pasted
+    assert losses(folder) == losses(whole)
+    assert same(weights(folder), weights(whole))
 
 
 # 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage changes the base, the third
