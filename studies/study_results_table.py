@@ -39,7 +39,8 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> LossResults | No
         return None
     first = results[0].record
     declared = study.declared
-    primary = [n for n in declared["lengths"] or first["lengths"] if n in first["lengths"]]
+    lengths = dict.fromkeys(declared["lengths"] or first["lengths"])
+    primary = [n for n in lengths if n in first["lengths"]]
     r = loss_results(
         results,
         {variant.name: variant.columns for variant in study.variants},

@@ -271,3 +271,10 @@ def test_read_gains_of_repeated_text(record):
             assert row.value == pytest.approx(mean, abs=1e-12)
             assert math.isnan(row.low) or mean_and_half(row)[1] == pytest.approx(half, rel=1e-9)
             assert (row.until, row.seeds) == (64, str(len(nll)))
+
+
+def test_a_length_given_twice_counts_once():
+    record = results()
+    once = repr(derived(record).rows("difference"))
+    record["study"]["report"]["lengths"] = [256, 4096, 256]
+    assert repr(derived(record).rows("difference")) == once  # with the same family
