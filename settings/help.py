@@ -180,7 +180,8 @@ def _description(cls: type[BaseModel], key: str) -> str:
     elif not field.is_required() and not isinstance(default, (BaseModel, dict)):
         value = list(default) if isinstance(default, tuple) else default
         details.append(f"default {show(value, 1000)}")
-    text = " ".join((field.description or "").split()).rstrip(".")
+    text = " ".join((field.description or "").split())
+    text = re.sub(r"(?<!\.)\.$", "", text)  # but not of an ellipsis
     return f"{text} ({', '.join(details)})" if details else text
 
 

@@ -51,6 +51,11 @@ def test_help_on_a_setting_and_on_a_choice():
         assert outside not in names
 
 
+def test_descriptions_keep_an_ellipsis():
+    page = " ".join(describe_setting(evaluate.TOPICS.classes, "device").split())
+    assert "cuda:1 ... (text" in page
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_pages(script, capsys):
     module = SCRIPTS[script]
