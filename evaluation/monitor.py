@@ -14,6 +14,7 @@ from data import GeneratedData, RunData
 from data.files import canonical_hash
 from data.sampling.packing import IGNORED
 from data.sampling.position_samplers import PLAIN
+from errors import EvaluationError
 from evaluation.fixed_target_loss import measure_windows
 from evaluation.scoring.evaluation_plan import fixed_windows
 from evaluation.scoring.targets import (
@@ -164,6 +165,12 @@ def text_targets(
     span = min(targets, *lengths)
     room = reaches(text, span, 1)
     reaching = int((room >= min(lengths)).sum())
+    if reaching == 0:
+        raise EvaluationError(
+            f"none of {len(room)} held-out documents has more than {min(lengths)} tokens, for "
+            f"validation; the longest usable length is {max(0, int(room.max(initial=0)))}: lower "
+            "train_length or hold out longer documents"
+        )
     usable, note = shorten_lengths(room, lengths, min(LEAST_DOCUMENTS, reaching))
     drawn = draw_targets(
         text,

@@ -268,7 +268,7 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path):
         (
             ["train_length=4096", "training.tokens=40k"],
             EvaluationError,
-            r"0 of \d+ .*lower targets|longest usable length",
+            r"none of \d+ held-out documents.*longest usable length.*lower train_length",
         ),
         (["data.valid_fraction=0"], TrainingError, "no documents: raise data.valid_fraction"),
         (
