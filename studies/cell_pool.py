@@ -141,8 +141,10 @@ class CellPool:
                 with contextlib.suppress(ProcessLookupError):  # the process has just ended
                     try:
                         os.killpg(process.pid, passed_on)
-                    except ProcessLookupError:  # the process does not lead its group yet
-                        os.kill(process.pid, passed_on)
+                    except ProcessLookupError:
+                        # the process does not lead its group yet: it ignores the signal and has
+                        # nothing to save
+                        os.kill(process.pid, signal.SIGKILL)
 
     def _run(self, cell: PlannedCell, context: ForkServerContext, deadline: float) -> bool:
         """Run the unfinished commands of a cell in its own process, unless it would end too late.
@@ -183,7 +185,8 @@ class CellPool:
             phase = STOPPED
         else:
             phase = FAILED
-            if status != CELL_FAILED:  # the worker could not state its error
+            known = errors_of(read_times(self.folder))
+            if status != CELL_FAILED or name not in known:  # the worker could not state its error
                 part = cell.commands_left()[0].part
                 error = f"{_end_of(status)}; output: {log_of(self.folder, name)}"
                 add_time(self.folder, name, part, f"{part}: {error}")
@@ -234,9 +237,10 @@ def start_server() -> ForkServerContext:
 
 def work(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
     """The main function of a worker: exits with the status of `run_cell`."""
-    os.setsid()  # Ctrl-C reaches only the study, which passes it on to workers
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C reaches only the study, which passes it on to the workers that lead a group
+    os.setsid()
     threading.Thread(target=_end_with_study, daemon=True).start()
     log = log_of(folder, cell.id)
     log.parent.mkdir(parents=True, exist_ok=True)

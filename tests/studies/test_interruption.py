@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,23 @@ def deaf(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None
         time.sleep(0.1)
 
 
-def run_deaf(folder: Path) -> None:
+def unready(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
+    """A worker that was just forked: it does not lead its group and ignores signals."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    (folder / "unready").write_text("")
+    time.sleep(60)
+    (folder / "ended").write_text("")
+
+
+def broken(cell: PlannedCell, folder: Path, jobs: int, device: str | None) -> None:
+    """A worker that fails before its first command."""
+    raise MemoryError
+
+
+def run_worker(worker: Callable, folder: Path) -> None:
+    """A study of one cell with another main function of its worker."""
     cell = PlannedCell({"scheme": "a"}, (), RunSettings(), folder)
-    cell_pool.work = deaf
+    cell_pool.work = worker
     cell_pool.start_server = lambda: FORK
     pool = CellPool(folder, {"scheme=a": 1.0}, set(), 1, Console())
     pool.run([cell], None)
@@ -104,13 +119,31 @@ def run_deaf(folder: Path) -> None:
 
 
 def test_a_second_signal_kills_workers(tmp_path):
-    process = FORK.Process(target=run_deaf, args=(tmp_path,))
+    process = FORK.Process(target=run_worker, args=(deaf, tmp_path))
     process.start()
     for name in ("deaf", "asked"):
         wait_until((tmp_path / name).exists)
         os.kill(process.pid, signal.SIGINT)
     process.join(600)
     assert process.exitcode == 128 + signal.SIGINT
+
+
+def test_the_first_signal_ends_workers_that_have_not_begun(tmp_path):
+    process = FORK.Process(target=run_worker, args=(unready, tmp_path))
+    process.start()
+    wait_until((tmp_path / "unready").exists)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(600)
+    assert process.exitcode == 128 + signal.SIGINT
+    assert not (tmp_path / "ended").exists()
+
+
+def test_a_worker_that_fails_before_its_first_command_is_reported(tmp_path):
+    process = FORK.Process(target=run_worker, args=(broken, tmp_path))
+    process.start()
+    process.join(600)
+    assert process.exitcode == 1
+    assert "training: ended with status 1" in errors_of(read_times(tmp_path))["scheme=a"]
 
 
 def test_workers_share_cores(monkeypatch):
