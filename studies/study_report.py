@@ -63,6 +63,7 @@ from studies.trend import (
     effect_rows,
     rows_of_study,
     trend_figure,
+    trend_findings,
     trend_table,
     trends_of,
     with_stored_rows,
@@ -196,13 +197,20 @@ def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[
         elif other := read_other(study, name, group):
             others.append(other)
     names = [variant.name for variant in study.variants]
-    lead = ["No loss evaluation has finished yet."]
+    lead = []
+    first_table = None
     sections: Sections = {}
     if settings := study.settings.get("trend"):
-        sections |= _trend_section(TrendSettings.model_validate(settings), study, folder)
+        trend = TrendSettings.model_validate(settings)
+        rows = _effects(trend, study, folder)
+        if trends_of(trend, rows):
+            lead = trend_findings(trend, rows)
+            first_table = trend_table(trend, rows)
+            sections["Effects by size"] = [_trend_chart(trend, rows), first_table]
     for r in losses:
-        if r is losses[0]:
+        if not lead:
             lead = findings(r)
+            first_table = overview(r)
         else:
             sections[f"Findings ({r.title})"] = [plain_text(line) for line in findings(r)]
         sections |= _loss_sections(r, loss_styles(r, names), is_first=r is losses[0])
@@ -213,11 +221,12 @@ def write_report(results: dict, folder: Path) -> tuple[ReportTable | None, list[
     sections["Missing results"] = [excluded(losses)]
     sections["Provenance"] = _provenance(study)
     sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
+    lead = lead or ["No loss evaluation has finished yet."]
     lead += [f"Warning: {text}" for text in study.unfair]
     extent = _extent(study, losses)
     write_pages(folder, study.name, [*lead, extent], sections, DOWNLOADS)
     write_results(folder / "results.csv", [*losses, *others], study=study.name)
-    return overview(losses[0]) if losses else None, lead
+    return first_table, lead
 
 
 def _chart(r: ReportedResults, name: str, figure: Figure, caption: str, is_first: bool) -> Chart:
@@ -279,20 +288,20 @@ def _loss_sections(r: LossResults, styles: Styles, is_first: bool) -> Sections:
     return sections
 
 
-def _trend_section(trend: TrendSettings, study: StoredStudy, folder: Path) -> Sections:
-    """Effects by size. Updates effects.csv and keeps its rows of cells that were measured
+def _effects(trend: TrendSettings, study: StoredStudy, folder: Path) -> pd.DataFrame:
+    """The rows of the effects. Updates effects.csv and keeps its rows of cells that were measured
     elsewhere."""
     file = folder / "effects.csv"
     records = [cell.record for cell in study.cells]
     rows = with_stored_rows(effect_rows(trend, records), file)
     write_table(file, rows)
-    rows = rows_of_study(trend, records, rows)
-    if not trends_of(trend, rows):
-        return {}
+    return rows_of_study(trend, records, rows)
+
+
+def _trend_chart(trend: TrendSettings, rows: pd.DataFrame) -> Chart:
     title = "Effects by size"
     caption = f"{title}. Line: fit; shaded: its interval, and ±δ."
-    chart = Chart("figures/trend", trend_figure(trend, rows), caption, f"Chart: {title}.")
-    return {title: [chart, trend_table(trend, rows)]}
+    return Chart("figures/trend", trend_figure(trend, rows), caption, f"Chart: {title}.")
 
 
 def _other_section(r: ReportedResults, styles: Styles, is_first: bool) -> Sections:

@@ -59,6 +59,7 @@ TURNS = "turns"
 GROWS = "grows"
 SHRINKS = "shrinks"
 NOT_RESOLVED = "not resolved"
+WORDS = (GROWS, SHRINKS, TURNS, STEADY, NOT_RESOLVED)
 ALPHA = 0.05
 REPEAT = ["effect", "rung", "seed"]  # columns that name one measurement of an effect
 COLUMNS = ["effect", "rung", "parameters", "length", "seed", "unit", "targets", "value"]
@@ -336,6 +337,18 @@ def trend_table(trend: TrendSettings, rows: pd.DataFrame) -> ReportTable:
     return ReportTable("Effects by size", columns, lines)
 
 
+def trend_findings(trend: TrendSettings, rows: pd.DataFrame) -> list[str]:
+    """The number of effects with each word, then their statements."""
+    stated: dict[str, list[str]] = {word: [] for word in WORDS}
+    for name, each in trends_of(trend, rows).items():
+        stated[each.word].append(trend.effects[name].statement)
+    stated = {word: own for word, own in stated.items() if own}
+    first, *_, last = dict.fromkeys(rows["rung"])
+    counts = ", ".join(f"{len(own)} {word}" for word, own in stated.items())
+    statements = [f"{word}: {'; '.join(own)}." for word, own in stated.items()]
+    return [f"Effects from {first} to {last}: {counts}.", *statements]
+
+
 def predictions(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Estimate]:
     """The effects on the predicted rung, by name, from the rows of all other rungs."""
     if trend.predicted is None:
@@ -348,10 +361,10 @@ def predictions(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Estimate]
 def trends_of(trend: TrendSettings, rows: pd.DataFrame) -> dict[str, Trend]:
     """The trends of the effects measured at two sizes at least, by name."""
     trends = {}
-    for name, own in rows.groupby("effect", sort=False):
-        rungs = rungs_of(own)
+    for name, effect in trend.effects.items():
+        rungs = rungs_of(rows.loc[rows["effect"] == name])
         if len({rung.parameters for rung in rungs}) > 1:
-            trends[str(name)] = Trend(rungs, trend.effects[str(name)].delta)
+            trends[name] = Trend(rungs, effect.delta)
     return trends
 
 

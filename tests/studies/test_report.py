@@ -160,10 +160,17 @@ def test_effects_by_size_are_reported_from_two_rungs_on(write, tmp_path):
                 cell["training"] |= {"layer_parameters": parameters, "train_length": L0}
         return record | {"cells": cells}
 
-    _, text = write(on_rung("small", 1000))
+    small = on_rung("small", 1000)
+    _, text = write(small)
     assert "Effects by size" not in text
-    page, text = write(on_rung("large", 9000))
-    assert "#effects-by-size" in page.links
+    large = on_rung("large", 9000)
+    pending = {"status": "pending", "training": None, "timing": {}, "evaluations": {}}
+    large["cells"] = [cell | pending for cell in small["cells"]] + large["cells"]
+    page, text = write(large)
+    first, *others = [link for link in page.links if link.startswith(("#effects", "#findings"))]
+    assert first == "#effects-by-size"
+    assert others  # those of the evaluation of each rung
+    assert text.index("Effects from small to large: 1 steady.") < text.index("Effects by size")
     row = next(line for line in text.splitlines() if line.startswith("| RoPE rises"))
     assert row.count("| +0.54") == 2  # drawn around 0.55
     assert "| steady | steady |" in row
