@@ -386,6 +386,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """`forward` with prepared chunks of tokens; torch.compile traces it."""
         sequence = None
+        is_carried = cache is not None and not isinstance(cache, Cache | ShardedWindow)
         if isinstance(cache, ShardedWindow):
             keys = self._sharded_keys(cache)
             sequence = cache.positions
@@ -396,13 +397,15 @@ class Transformer(nn.Module):
         x = self._embed(tokens, chunks)  # (B, T, C)
         batch = len(x)
         passes = [
-            self.passes(batch, chunk, visible, sequence=sequence)
+            self.passes(batch, chunk, visible, sequence=sequence, is_carried=is_carried)
             for chunk, visible in zip(chunks, keys, strict=True)
         ]
         last_passes = passes
         if keep < tokens.shape[1] and not self._needs_every_output:
             queries = chunks[0].positions.last(keep)
-            last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
+            last_passes = [
+                self.passes(batch, chunks[0], keys[0], queries, sequence, is_carried=is_carried)
+            ]
 
         def passes_of(name: str, is_last: bool) -> list[AttentionPass]:
             return [each[name] for each in (last_passes if is_last else passes)]
@@ -504,13 +507,14 @@ class Transformer(nn.Module):
         queries: TokenPositions | None = None,
         sequence: TokenPositions | None = None,
         names: Sequence[str] | None = None,
+        is_carried: bool = False,
     ) -> dict[str, AttentionPass]:
         """The pass of each scheme instance over a chunk of tokens, shared by its layers.
 
         Args:
             keys: positions of the keys by layer kind.
             queries: the last tokens of the chunk; None: all of them.
-            sequence: see `AttentionContext`.
+            sequence, is_carried: see `AttentionContext`.
             names: names of the scheme instances; None: all.
         """
         passes = {}
@@ -532,6 +536,7 @@ class Transformer(nn.Module):
                 precompute=is_isolated,
                 block_masks=block_masks[kind],
                 sequence=sequence,
+                is_carried=is_carried,
             )
             factors = chunk.factors[kind]
             if factors is not None and factors.shape[2] > 1:

@@ -55,6 +55,7 @@ class AttentionContext:
             contexts of a pass with equal queries, keys, window and sinks.
         sequence: all tokens of a training pass whose windows are sharded, of which `new` are a
             chunk.
+        is_carried: training carries keys or states from window to window.
     """
 
     new: TokenPositions
@@ -69,6 +70,7 @@ class AttentionContext:
     precompute: bool = False
     block_masks: dict = field(default_factory=dict, repr=False, compare=False)
     sequence: TokenPositions | None = None
+    is_carried: bool = False
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""

@@ -40,7 +40,8 @@ class Clex(PositionalScheme):
     ln L0 at test time; `temperature` has similar factors.
 
     In training t is ⌈(largest position + 1) / L0⌉ of each row: `data.positions: random_multiple`
-    draws it. Without that sampler only t = 1, plain RoPE, is trained. All layers share one network.
+    draws it. Without that sampler only t = 1, plain RoPE, is trained; with `training.state: carry`
+    t is that of the declared length, as in evaluation. All layers share one network.
     """
 
     cached_form = "rotated keys"
@@ -101,7 +102,7 @@ class Clex(PositionalScheme):
 
     def plan(self, context):
         frequencies, index = context.tables
-        if self._draws_factors:
+        if self._draws_factors and not context.is_carried:
             # t is random in training, and the sampler draws positions up to t times the length.
             end = (context.sequence or context.new).position.amax(1, keepdim=True) + 1
             factor = torch.ceil(end / self.geometry.original_length).long()

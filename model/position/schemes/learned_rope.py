@@ -19,14 +19,14 @@ from model.position.table import Constant
 
 
 def from_the_middle(context: AttentionContext, is_training: bool) -> Tensor:
-    """The positions of the new tokens (B or 1, T); in a training pass, which has no cache, counted
+    """The positions of the new tokens (B or 1, T); in a training pass that carries no keys, counted
     from the middle of each row.
 
     Scores depend on distance alone. The error of a frequency's gradient in bfloat16 is proportional
     to the angles.
     """
     position = context.new.position
-    if not (is_training and torch.is_grad_enabled()):
+    if context.is_carried or not (is_training and torch.is_grad_enabled()):
         return position
     whole = (context.sequence or context.new).position
     return position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
