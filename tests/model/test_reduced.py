@@ -41,3 +41,17 @@ def test_equal_reduced_settings_mean_equal_logits(method):
         assert difference < 1e-10 or not same
     assert not same
     assert difference > 1e-6  # at the longest length
+
+
+@pytest.mark.parametrize("scaling", ["truncated", "clipped", "llama3"])
+@torch.no_grad()
+def test_frequencies_of_the_scheme_decide_what_a_scaling_changes(scaling):
+    """With base 2, all pairs of RoPE complete turns within 64 tokens, and none of HeXu's does."""
+    keys = {"name": "he_xu", "theta": 2.0}
+    methods = {"truncated": {}, "clipped": {}, "llama3": {"factor": 4.0, "high_freq_factor": 3.0}}
+    changed = {"name": scaling, **methods[scaling]}
+    trained, other = (build(each, train=64) for each in (keys, {**keys, "scaling": changed}))
+    assert (other(ids(1, 40)) - trained(ids(1, 40))).abs().max() > 1e-6
+    assert scaling in other.settings.position.reduced(40, 64).describe(40, 64)
+    rope = build({"name": "rope", "theta": 2.0, "scaling": changed}, train=64).settings.position
+    assert rope.reduced(40, 64).describe(40, 64) == "rope, theta 2"

@@ -193,10 +193,15 @@ class RotarySettings(RotationSettings):
     def heads_per_query(self):
         return 2 if self.imaginary else 1
 
+    def spectrum(self, dims: int, original_length: int) -> Tensor:
+        """(dims/2,) float64 frequencies before scaling, in radians per token: a geometric
+        series."""
+        return plain_frequencies(self.theta, dims)
+
     def reduced(self, length, original_length):
         changes = {}
         scaling = self.scaling
-        plain = plain_frequencies(self.theta, 2 * (scaling.pairs or 512))
+        plain = self.spectrum(2 * (scaling.pairs or 512), original_length)
         scaled, amplitude = scaling.frequencies(
             plain,
             scaling.stretch(length, original_length),
@@ -297,8 +302,8 @@ class Rope(PositionalScheme):
         return self.settings.scaling.depends_on_length or self.settings.remap.depends_on_length
 
     def spectrum(self) -> Tensor:
-        """(R,) float64 frequencies before scaling, in radians per token: a geometric series."""
-        return plain_frequencies(self.settings.theta, self.dims)
+        """(R,) float64 frequencies before scaling, in radians per token."""
+        return self.settings.spectrum(self.dims, self.geometry.original_length)
 
     def rotated_pairs(self) -> Tensor | float:
         """(R,) 1 for pairs that are rotated, 0 for pairs that are never rotated, even after
@@ -412,6 +417,10 @@ class HeXuSettings(RotarySettings):
         ge=1,
     )
 
+    def spectrum(self, dims, original_length):
+        length = self.max_length or original_length
+        return super().spectrum(dims, original_length) * (math.pi / (2 * length))
+
 
 class HeXu(Rope):
     """θ_k = π/(2N)·b^(−2k/r): "Easy Derivation Of Rotary Position Embeddings", He Cangping and Xu
@@ -423,10 +432,6 @@ class HeXu(Rope):
     """
 
     settings: HeXuSettings
-
-    def spectrum(self):
-        length = self.settings.max_length or self.geometry.original_length
-        return super().spectrum() * (math.pi / (2 * length))
 
 
 class PRopeSettings(RotarySettings):
