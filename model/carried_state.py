@@ -114,6 +114,19 @@ class CarriedState:
         return layers | (self._positions if self._kept else {})
 
 
+def can_continue(old: ModelSettings, new: ModelSettings) -> bool:
+    """Whether passes under the settings `new` can use what passes under `old` carried: only windows
+    and temperatures, which do not act on keys, differ."""
+    before = old.resolved_kinds
+    return all(
+        before[name].position.model_copy(
+            update={key: getattr(kind.position, key) for key in ("window", "temperature")}
+        )
+        == kind.position
+        for name, kind in new.resolved_kinds.items()
+    )
+
+
 def check_carried(settings: ModelSettings) -> None:
     """Raise ModelError if layers attend to more tokens than a window."""
     for name, kind in settings.resolved_kinds.items():

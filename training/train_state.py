@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from model import Transformer
-from model.carried_state import CarriedState
+from model.carried_state import CarriedState, can_continue
 from run_directory.checkpoints import AVERAGE, Checkpoint, Tensors
 from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
@@ -147,8 +147,10 @@ class TrainState:
 
     def begin_step(self, batch: StepBatch) -> None:
         """Set the learning rates of the next update and, if a stage begins with it, the positional
-        scheme."""
+        scheme. Keys and states of another scheme are not carried on."""
         if batch.stage.start == self.step > 0:
+            if self.carried and not can_continue(self.model.settings, batch.stage.model):
+                self.carried.clear()
             self.model.reposition(batch.stage.model)
             self.guard.begin_stage()
         self.optimizer.set_learning_rates(batch.rates)

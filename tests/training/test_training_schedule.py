@@ -140,6 +140,34 @@ def test_a_stage_begins_with_its_first_update():
         assert guard.state()["applied"] == state.step + 1 - 10 * is_second
 
 
+@pytest.mark.parametrize(
+    ("override", "continues"),
+    [
+        ("remap={name: rerope, distance: 3}", False),  # keys in two forms instead of one
+        ("theta=50", False),
+        ("window=7", True),
+        ("temperature={name: log_n}", True),
+    ],
+)
+def test_a_stage_with_other_keys_starts_without_a_state(override, continues):
+    stages = f'{{duration: 1}}, {{overrides: ["model.position.{override}"]}}'
+    s = staged(stages, "model.position.window=9")
+    schedule = TrainingSchedule(s)
+    model = Transformer(s.model, 37, 24).initialize(0)
+    guard = StepGuard(s.training.on_nonfinite, None, "cpu")
+    optimizer = Optimizer(model, s.training.optimizer)
+    state = TrainState(model, optimizer, guard, None, model, carried={})
+    positions = TokenPositions.plain(48)
+    for state.step in range(2):
+        rates = schedule.learning_rates(state.step)
+        state.begin_step(StepBatch(schedule.stage(state.step), [], 48, rates))
+        assert bool(state.carried) == (state.step == 1 and continues)
+        passed = state.carried_state(slice(None))
+        start = 24 * state.step
+        model(ids(2, 24), positions.part(start, start + 24), cache=passed)
+        state.carry(torch.tensor(False))
+
+
 @pytest.mark.parametrize("start", [0, 5, 8])
 def test_batches_of_each_stage_from_any_step(start):
     """5 steps of 8 × 6 tokens, 4 of 3 × 12 and 11 of 2 × 24, in micro-batches of 24 tokens; rows are
