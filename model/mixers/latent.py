@@ -95,6 +95,12 @@ class LatentAttention(KeyMixer):
                 "in layers with mixer.name = latent; choose another scheme or mixer.name = "
                 "attention"
             )
+        if getattr(kind.position, "unscaled", False):
+            raise ModelError(
+                f"{where}.unscaled is not supported by layers with mixer.name = latent, where "
+                f"'{name}' acts on a slice of queries and keys only: set it to false or choose "
+                "mixer.name = attention"
+            )
         if kind.position.shifted_keys:
             raise ModelError(
                 f"{where}.shifted_keys is not supported by layers with mixer.name = latent: set it "
