@@ -344,7 +344,7 @@ def trend_findings(trend: TrendSettings, rows: pd.DataFrame) -> list[str]:
         stated[each.word].append(trend.effects[name].statement)
     stated = {word: own for word, own in stated.items() if own}
     first, *_, last = dict.fromkeys(rows["rung"])
-    counts = ", ".join(f"{len(own)} {word}" for word, own in stated.items())
+    counts = ", ".join(f"{word} ({len(own)})" for word, own in stated.items())
     statements = [f"{word}: {'; '.join(own)}." for word, own in stated.items()]
     return [f"Effects from {first} to {last}: {counts}.", *statements]
 

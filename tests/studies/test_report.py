@@ -170,7 +170,7 @@ def test_effects_by_size_are_reported_from_two_rungs_on(write, tmp_path):
     first, *others = [link for link in page.links if link.startswith(("#effects", "#findings"))]
     assert first == "#effects-by-size"
     assert others  # those of the evaluation of each rung
-    assert text.index("Effects from small to large: 1 steady.") < text.index("Effects by size")
+    assert text.index("Effects from small to large: steady (1).") < text.index("Effects by size")
     row = next(line for line in text.splitlines() if line.startswith("| RoPE rises"))
     assert row.count("| +0.54") == 2  # drawn around 0.55
     assert "| steady | steady |" in row
