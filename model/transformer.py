@@ -386,7 +386,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """`forward` with prepared chunks of tokens; torch.compile traces it."""
         sequence = None
-        is_carried = cache is not None and not isinstance(cache, Cache | ShardedWindow)
+        is_carried = isinstance(cache, CarriedState)
         if isinstance(cache, ShardedWindow):
             keys = self._sharded_keys(cache)
             sequence = cache.positions

@@ -3,7 +3,7 @@
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -144,6 +144,54 @@ class TrendSettings(StrictSettings):
             for name, effect in self.effects.items()
         }
 
+    def problems(self, grid: Mapping[str, Iterable[str]], evaluations: Sequence[str]) -> list[str]:
+        """The reasons why the effects cannot be computed in a study.
+
+        Args:
+            grid: the labels of each axis.
+            evaluations: names of the evaluations.
+        """
+        if self.axis == SEED or SEED not in grid:
+            return ["trend requires an axis `seed` besides trend.axis, such as grid.seed=[0,1,2]"]
+        if not evaluations:
+            return ["trend requires an evaluation, whose values are compared"]
+        try:
+            trees = self.expressions(grid)
+        except ValueError as error:
+            return [f"trend.effects: {error}"]
+        labels = {axis: own for axis, own in grid.items() if axis not in (self.axis, SEED)}
+        problems = []
+        for name, tree in trees.items():
+            key = f"trend.effects.{name}.value"
+            values = values_in(tree)
+            if not values:
+                problems.append(f"{key} reads no cell; write a value such as {{length: 4x}}")
+            for value in values:
+                problems += [f"{key}: {each}" for each in _problems_of(value, labels, evaluations)]
+        return list(dict.fromkeys(problems))
+
+
+def _problems_of(
+    value: dict, grid: Mapping[str, Iterable[str]], evaluations: Sequence[str]
+) -> list[str]:
+    """The problems of a value that an effect reads."""
+    problems = []
+    for axis, labels in grid.items():
+        if axis not in value:
+            problems.append(f"a value names no {axis}")
+        elif str(value[axis]) not in labels:
+            problems.append(f"{axis} {value[axis]} is not among {', '.join(labels)}")
+    evaluation = value.get("evaluation")
+    if evaluation is not None and evaluation not in evaluations:
+        problems.append(f"evaluation {evaluation} is not among {', '.join(evaluations)}")
+    for key in ("length", "distance"):
+        try:
+            tokens_of(value.get(key) or 0, 1)
+        except (AttributeError, ValueError):
+            text = f"{key} {value[key]} is neither a number of tokens nor a multiple such as 4x"
+            problems.append(text)
+    return problems
+
 
 class StudySettings(StrictSettings):
     """Training runs × evaluations → one report."""
@@ -218,53 +266,11 @@ class StudySettings(StrictSettings):
             for label, variant in self.variants.items()
             if label in schemes and (variant.scheme, variant.method) != (label, TRAINED)
         ]
-        if problems := problems or self._trend_problems():
+        if self.trend and not problems:
+            problems = self.trend.problems(self.grid, list(self.evaluations))
+        if problems:
             raise ValueError("\n       ".join(problems))
         return self
-
-    def _trend_problems(self) -> list[str]:
-        if (trend := self.trend) is None:
-            return []
-        if trend.axis == SEED or SEED not in self.grid:
-            return ["trend requires an axis `seed` besides trend.axis, such as grid.seed=[0,1,2]"]
-        if not self.evaluations:
-            return ["trend requires an evaluation, whose values are compared"]
-        try:
-            trees = trend.expressions(self.grid)
-        except ValueError as error:
-            return [f"trend.effects: {error}"]
-        problems = []
-        for name, tree in trees.items():
-            key = f"trend.effects.{name}.value"
-            values = values_in(tree)
-            if not values:
-                problems.append(f"{key} reads no cell; write a value such as {{length: 4x}}")
-            for value in values:
-                problems += [f"{key}: {each}" for each in self._value_problems(value)]
-        return list(dict.fromkeys(problems))
-
-    def _value_problems(self, value: dict) -> list[str]:
-        """The problems of a value that an effect reads."""
-        assert self.trend is not None
-        problems = []
-        for axis, labels in self.grid.items():
-            if axis in (self.trend.axis, SEED):
-                continue
-            if axis not in value:
-                problems.append(f"a value names no {axis}")
-            elif str(value[axis]) not in labels:
-                problems.append(f"{axis} {value[axis]} is not among {', '.join(labels)}")
-        evaluation = value.get("evaluation")
-        if evaluation is not None and evaluation not in self.evaluations:
-            known = ", ".join(self.evaluations)
-            problems.append(f"evaluation {evaluation} is not among {known}")
-        for key in ("length", "distance"):
-            try:
-                tokens_of(value.get(key) or 0, 1)
-            except (AttributeError, ValueError):
-                text = f"{key} {value[key]} is neither a number of tokens nor a multiple such as 4x"
-                problems.append(text)
-        return problems
 
 
 def matches(axes: dict[str, str], skip: list[dict[str, list[str]]]) -> bool:

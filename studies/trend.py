@@ -401,7 +401,7 @@ def _draw_trend(
     sizes = np.linspace(*trend.ends, 25)
     line, low, high = np.array([trend.at(size) for size in sizes]).T
     draw_line(axes, 10**sizes, line, color=SOFT)
-    labels = {each.parameters: each.rung for each in reversed(trend.rungs)}  # the first of a size
+    labels = {each.parameters: each.rung for each in reversed(trend.rungs)}  # the first of its size
     if rung and rung.label not in labels.values():
         labels[rung.parameters] = rung.label
     axes.set_xscale("log")
