@@ -185,17 +185,18 @@ class RungEffect:
 
 def rungs_of(rows: pd.DataFrame) -> list[RungEffect]:
     """The rungs of one effect, in the order of their rows. Raises StudyError if the seeds of a rung
-    have different units."""
+    have different targets."""
     rungs = []
     for label, own in rows.groupby("rung", sort=False):
         values = own.pivot(index="seed", columns="unit", values="value")
-        if values.isna().any(axis=None):
+        targets = own.groupby("unit")["targets"]
+        if values.isna().any(axis=None) or (targets.agg("nunique") > 1).any():
             raise StudyError(
                 f"effects.csv: the seeds of {own.iloc[0].effect} on rung {label} have different "
-                "units; delete its rows, which the report writes again if their cells are measured"
+                "targets; delete its rows, which the report writes again if their cells are "
+                "measured"
             )
-        targets = own.groupby("unit")["targets"].agg("first")
-        counts = np.asarray(targets.loc[values.columns])
+        counts = np.asarray(targets.agg("first").loc[values.columns])
         matrix = values.to_numpy()  # (S, D)
         of_units = matrix.mean(axis=0)
         mean, _ = mean_over_targets(of_units * counts, counts)

@@ -229,10 +229,13 @@ def test_a_damaged_file_of_effects_is_refused(cells, tmp_path, damage):
         with_stored_rows(every, file)
 
 
-def test_seeds_with_different_units_are_refused(cells):
+def test_seeds_with_different_targets_are_refused(cells):
     rows = effect_rows(TREND, cells)
     with pytest.raises(StudyError, match="rise on rung small"):
         trend_table(TREND, rows.iloc[1:])
+    rows.loc[0, "targets"] += 1
+    with pytest.raises(StudyError, match="rise on rung small"):
+        trend_table(TREND, rows)
 
 
 def test_labels_of_effects_may_be_numbers(cells):
