@@ -167,7 +167,8 @@ class Files(Source):
                 raise DataError(
                     f"{path} line {line}: no JSON object with the keys 'file' and {key!r}"
                 )
-            table[named["file"]] = str(named[key])
+            if named[key] is not None:
+                table[named["file"]] = str(named[key])
         return table
 
 

@@ -85,9 +85,10 @@ def from_record(
     name: str,
     record: Mapping[str, Any],
 ) -> Document:
-    """Build a document from a record. `name` is used if the settings have no key for it."""
-    if settings.name_key is not None:
-        name = utf8(str(record.get(settings.name_key, name)))
+    """Build a document from a record. `name` is used if the settings have no key for it, or the
+    record has no value."""
+    if settings.name_key is not None and (given := record.get(settings.name_key)) is not None:
+        name = utf8(str(given))
     text = record.get(settings.text_key)
     if not isinstance(text, str):
         keys = ", ".join(map(str, itertools.islice(record, KEYS_SHOWN)))

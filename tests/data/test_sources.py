@@ -157,6 +157,12 @@ def test_clusters_from_a_manifest(tmp_path):
         FilesSource(path="x", manifest="m")
 
 
+def test_records_without_a_name_are_numbered(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"text": "one", "id": null}\n{"text": "two", "id": 7}\n{"text": "three"}\n')
+    assert names(files(path, name_key="id")) == ["records.jsonl#0", "7", "records.jsonl#2"]
+
+
 @pytest.mark.parametrize(("ending", "streaming"), [("jsonl", True), ("parquet", False)])
 def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
