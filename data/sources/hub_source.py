@@ -1,10 +1,12 @@
 """Data sets through the `datasets` library, map-style or streaming."""
 
-from glob import has_magic
+import os
+from glob import glob
 from pathlib import Path
 
+from data.files import canonical_hash
 from data.sources.local import check_columns
-from data.sources.text_source import Source, as_list, from_record
+from data.sources.text_source import Source, as_list, from_record, listing
 from data.text_settings import HubSource
 from errors import DataError
 
@@ -13,8 +15,9 @@ FORMATS = {"arrow", "csv", "json", "parquet", "text"}
 
 
 class Hub(Source):
-    """The fingerprint does not include the newest commit, because reading it would require the
-    network on every call; `revision` pins the commit."""
+    """The fingerprint includes the local files of a format, but not the newest commit of a data set
+    on the hub, because reading it would require the network on every call; `revision` pins the
+    commit."""
 
     settings: HubSource
 
@@ -26,12 +29,28 @@ class Hub(Source):
         """Check local files of a format. Files on the hub are not checked, because that requires
         the network.
         """
+        self._local_files()
+
+    def _local_files(self) -> list[str]:
+        """The local files of a format. Raises DataError if one does not exist."""
         files = as_list(self.settings.data_files or []) if self.settings.path in FORMATS else []
+        found = []
         for file in files:
-            if "://" not in file and not has_magic(file) and not Path(file).expanduser().exists():
+            if "://" in file:
+                continue
+            paths = sorted(glob(os.path.expanduser(file), recursive=True))
+            if not paths:
                 raise DataError(
                     f"{self.place}.data_files: {file} does not exist; set existing files"
                 )
+            found += paths
+        return found
+
+    def fingerprint(self):
+        if not (files := self._local_files()):
+            return super().fingerprint()
+        changes = listing((path, Path(path)) for path in files)
+        return canonical_hash([self.settings.model_dump(), changes])
 
     def documents(self, start=0):
         import datasets  # imported here: takes two seconds that other sources do not need

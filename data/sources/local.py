@@ -24,6 +24,7 @@ from data.sources.text_source import (
     checked,
     decoded,
     from_record,
+    listing,
     utf8,
 )
 from data.store import TokenStore
@@ -94,9 +95,10 @@ class Files(Source):
         return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
 
     def fingerprint(self):
-        status = [(name, path.stat()) for name, path in self.files]
-        listing = [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
-        return sha256_of("\n".join(listing))
+        self.check()
+        manifest = self._manifest()
+        clusters = [] if manifest is None else [sha256_of(manifest)]
+        return sha256_of("\n".join([*listing(self.files), *clusters]))
 
     def documents(self, start=0):
         # A folder of plain files can be read from any file on; record files are read from the start

@@ -2,7 +2,8 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.files import canonical_hash
@@ -57,6 +58,12 @@ class Source(ABC):
 
 def as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
+
+
+def listing(files: Iterable[tuple[str, Path]]) -> list[str]:
+    """Name, size and time of the last change of each file."""
+    status = [(name, path.stat()) for name, path in files]
+    return [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
 
 
 def utf8(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -150,6 +151,11 @@ def test_clusters_from_a_manifest(tmp_path):
     settings = {"patterns": ["*.txt"], "manifest": str(manifest), "cluster_key": "author"}
     manifest.write_text('{"file": "z.txt", "author": "Poe"}\n{"file": "p.txt", "author": "Eliot"}')
     assert [d.cluster for d in files(tmp_path, **settings)] == ["Eliot", None]
+    source = open_source(FilesSource(path=str(tmp_path), **settings))
+    before = source.fingerprint()
+    manifest.write_text('{"file": "p.txt", "author": null}\n{"file": "q.txt", "author": "Poe"}')
+    assert source.fingerprint() != before
+    assert [d.cluster for d in files(tmp_path, **settings)] == [None, "Poe"]
     manifest.write_text('{"file": "p.txt"}\n')
     with pytest.raises(DataError, match=r"MANIFEST.jsonl line 1: .* 'author'"):
         files(tmp_path, **settings)
@@ -176,7 +182,10 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
     for start in range(5):
         assert list(source.documents(start)) == EXPECTED[start:]
     other = open_source(settings.model_copy(update={"split": "test"}))
-    assert source.fingerprint() != other.fingerprint()
+    before = source.fingerprint()
+    assert before != other.fingerprint()
+    os.utime(settings.data_files, (1, 1))
+    assert source.fingerprint() != before
     with pytest.raises(
         DataError, match=r"'body' \(data\.source\.text_key\); its columns are .*text"
     ):
