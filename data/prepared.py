@@ -1,6 +1,6 @@
 """Finished preparations, the names of their folders, and the inputs that they require."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -172,8 +172,7 @@ def is_prepared(settings: DataSettings) -> bool:
     if not is_finished(folder):
         return False
     first = open_prepared(folder)
-    others = (of_entry(settings, entry, first) for entry in settings.mixture)
-    return all(is_finished(prepared_folder(text)) for text in others)
+    return all(is_finished(prepared_folder(*other)) for other in other_texts(settings, first))
 
 
 def is_finished(folder: Path) -> bool:
@@ -181,7 +180,14 @@ def is_finished(folder: Path) -> bool:
     return (folder / "prepared.json").is_file()
 
 
-def of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
+def other_texts(settings: DataSettings, first: PreparedData) -> Iterator[tuple[DataSettings, str]]:
+    """For each further text of a mixture, the settings to prepare it, and the name of the setting
+    that specifies it."""
+    for i, entry in enumerate(settings.mixture):
+        yield _of_entry(settings, entry, first), f"data.mixture.{i}.source"
+
+
+def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
     """Settings to prepare a further text of a mixture. All of it is training text, except copies of
     the first text's validation text.
     """

@@ -40,8 +40,8 @@ from data.prepared import (
     RunData,
     check_texts,
     is_finished,
-    of_entry,
     open_prepared,
+    other_texts,
     prepared_folder,
 )
 from data.sources import open_source
@@ -80,10 +80,9 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
         check_texts(settings)
     first = _prepare_text(settings, console, workers)
     report_few_held_out(first.summary, console)
-    others = []
-    for i, entry in enumerate(settings.mixture):
-        text = of_entry(settings, entry, first)
-        others.append(_prepare_text(text, console, workers, f"data.mixture.{i}.source"))
+    others = [
+        _prepare_text(text, console, workers, place) for text, place in other_texts(settings, first)
+    ]
     return replace(first, others=tuple(others))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data import DataError, DataSettings, check_texts, open_prepared
+from data import DataError, DataSettings, check_texts, is_prepared, open_prepared
 from data.preparation.preparation import prepare
 from data.sampling.batches import TrainingText
 from data.sampling.window_order import MixturePattern
@@ -80,6 +80,9 @@ def test_additional_source_excludes_validation_text(settings, corpus, tmp_path):
     source = {"name": "files", "path": str(more)}
     mixed = changed(settings, mixture=[{"share": 0.2, "source": source}])
     first = prepare(settings, workers=1)
+    missing = changed(settings, mixture=[{"share": 0.2, "source": source | {"path": "no/such"}}])
+    with pytest.raises(DataError, match=r"data\.mixture\.0\.source\.path"):
+        is_prepared(missing)
     both = prepare(mixed, workers=1)
     (other,) = both.others
     assert both.folder == first.folder
