@@ -207,7 +207,8 @@ def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) 
 
 
 def check_texts(settings: DataSettings) -> None:
-    """Check that text, prepared folders and tokenizer models exist on this machine.
+    """Check that text, prepared folders and tokenizer models exist on this machine, that a given
+    tokenizer has the symbols that the settings require, and that task items differ.
 
     Raises DataError naming the setting. Reads no text, writes nothing and makes no network request.
     """
@@ -219,7 +220,12 @@ def check_texts(settings: DataSettings) -> None:
     for place, source in sources.items():
         if source is not None:
             open_source(source, place).check()
-    expected_vocabulary(settings)
+    given = given_tokenizer(settings.tokenizer)  # trained tokenizers have both symbols
+    for key in ("bos", "eos"):
+        if given is not None and getattr(settings, key) and getattr(given, f"{key}_id") is None:
+            raise DataError(
+                f"data.{key} is true, but the tokenizer has no {key} symbol; set data.{key}=false"
+            )
 
 
 def expected_vocabulary(settings: DataSettings) -> int:

@@ -137,7 +137,6 @@ class _Preparation:
         self.spools = self._read()
         self._split()
         self.tokenizer, training = self._tokenizer()
-        self._check_symbols()
         self.index = self._shingles()
         chunks = []
         for name, spool in self.spools.items():
@@ -253,14 +252,6 @@ class _Preparation:
                 if share == 1.0 or (used + size / 2 <= due and used + size <= most):
                     used += size
                     yield piece
-
-    def _check_symbols(self) -> None:
-        for key, symbol in (("bos", self.tokenizer.bos_id), ("eos", self.tokenizer.eos_id)):
-            if getattr(self.settings, key) and symbol is None:
-                raise DataError(
-                    f"data.{key} is true, but the tokenizer has no {key} symbol; set "
-                    f"data.{key}=false"
-                )
 
     def _shingles(self) -> ShingleIndex | None:
         """The shingles of validation text; None: keep near-duplicates."""

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 import data.preparation.preparation
-from data import DataError, PreparedData, is_prepared, open_prepared, prepared_folder
+from data import (
+    DataError,
+    PreparedData,
+    check_texts,
+    is_prepared,
+    open_prepared,
+    prepared_folder,
+)
 from data.files import _host, locked
 from data.preparation.preparation import prepare
 from tests.data.conftest import Listener, changed
@@ -303,8 +310,9 @@ def test_byte_level_bpe(settings, corpus):
     nfc.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "NFC"}}))
     (corpus / "accent.txt").write_text("cafe\u0301 " * 40)
     composed = changed(settings, tokenizer={"name": "huggingface", "model": str(nfc)})
-    with pytest.raises(DataError, match=r"data\.bos"):  # the file beside it does not name one
-        prepare(composed, workers=1)
+    for use in (check_texts, prepare):
+        with pytest.raises(DataError, match=r"data\.bos"):  # the file beside it does not name one
+            use(composed)
     assert prepare(changed(composed, bos=False, eos=False)).summary["lossy_documents"] == 1
 
 
