@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.data_settings import DataSettings, MixtureEntry
+from data.data_settings import DataSettings, MixtureEntry, SourceSettings, TaskSource
 from data.files import canonical_hash, damage_reported, read_json
 from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
@@ -214,17 +214,41 @@ def check_texts(settings: DataSettings) -> None:
     """
     if generated(settings):
         return
-    sources = {FIRST: settings.source, VALID: settings.valid_source}
-    for i, mixed in enumerate(settings.mixture):
-        sources[f"data.mixture.{i}.source"] = mixed.source
-    for place, source in sources.items():
-        if source is not None:
-            open_source(source, place).check()
+    for place, source in _sources(settings):
+        open_source(source, place).check()
+    check_items(settings)
     given = given_tokenizer(settings.tokenizer)  # trained tokenizers have both symbols
     for key in ("bos", "eos"):
         if given is not None and getattr(settings, key) and getattr(given, f"{key}_id") is None:
             raise DataError(
                 f"data.{key} is true, but the tokenizer has no {key} symbol; set data.{key}=false"
+            )
+
+
+def _sources(settings: DataSettings) -> Iterator[tuple[str, SourceSettings]]:
+    """The sources by the names of their settings."""
+    yield FIRST, settings.text_source
+    if settings.valid_source is not None:
+        yield VALID, settings.valid_source
+    for i, entry in enumerate(settings.mixture):
+        yield f"data.mixture.{i}.source", entry.source
+
+
+def check_items(settings: DataSettings) -> None:
+    """Raise DataError if training text has the same task items as the validation text. Items are a
+    function of the task's name, the seed and their index."""
+    held = settings.valid_source or settings.source
+    if not isinstance(held, TaskSource) or not (settings.valid_source or settings.valid_fraction):
+        return
+    for place, source in _sources(settings):
+        if (
+            isinstance(source, TaskSource)
+            and source is not held
+            and (source.task.name, source.seed) == (held.task.name, held.seed)
+        ):
+            raise DataError(
+                f"{place} has the same items as the validation text; set {place}.seed to another "
+                f"number than {held.seed}"
             )
 
 

@@ -38,8 +38,10 @@ from data.prepared import (
     VALID,
     PreparedData,
     RunData,
+    check_items,
     check_texts,
     is_finished,
+    is_prepared,
     open_prepared,
     other_texts,
     prepared_folder,
@@ -76,6 +78,8 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     if items := generated(settings):
         return items
     console = console or NullConsole()
+    if not is_prepared(settings):
+        check_items(settings)
     if not is_finished(prepared_folder(settings)):
         check_texts(settings)
     first = _prepare_text(settings, console, workers)

@@ -69,3 +69,19 @@ def test_items_are_mixed_with_text_and_are_no_duplicates(settings):
     mixed = DataSettings.model_validate(settings.model_dump() | {"mixture": mixture})
     (other,) = prepare(mixed, workers=1).others
     assert other.train.n_documents == 60
+
+
+def test_training_on_the_items_of_validation_is_refused(settings):
+    source = {"name": "task", "task": IN_FILLER, "items": 20, "length": 400}
+    asked = settings.model_dump() | {"source": source, "valid_source": source | {"items": 5}}
+    with pytest.raises(DataError, match=r"data\.source\.seed"):
+        prepare(DataSettings.model_validate(asked), workers=1)
+    asked["valid_source"]["seed"] = 1
+    for length, seed, place in ((400, 1, "mixture"), (300, 1, "mixture"), (400, 0, None)):
+        asked["mixture"] = [{"share": 0.5, "source": source | {"length": length, "seed": seed}}]
+        mixed = DataSettings.model_validate(asked)
+        if place is None:
+            prepare(mixed, workers=1)
+        else:
+            with pytest.raises(DataError, match=r"data\.mixture\.0\.source\.seed"):
+                prepare(mixed, workers=1)
