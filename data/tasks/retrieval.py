@@ -190,7 +190,7 @@ class VariablesTask(HaystackTask):
 
     name: Literal["variables"] = "variables"
     chains: int = setting(2, "chains per item; chance is 1/chains", ge=2, le=16)
-    hops: int = setting(1, "assignments from variable to variable in a chain", ge=0, le=16)
+    hops: int = setting(1, "assignments from variable to variable in a chain", ge=0, le=15)
     digits: int = setting(3, "digits per value", ge=1, le=18)
 
     def make(self, request):
@@ -228,7 +228,9 @@ class RecallTask(TextTask):
 
     def make(self, request):
         most = 26**self.letters
-        numbers = request.draws.distinct("keys", min(most, request.length), most)
+        fewest = min(self.choices, most)  # pairs of an item
+        wanted = min(most, max(request.length, fewest))
+        numbers = request.draws.distinct("keys", wanted, most)
         keys = [self._spelled(number) for number in numbers]
         values = request.numbers(self.digits, self.choices)
         # The first pairs have distinct values, the choices. They are in the item at every length.
@@ -237,12 +239,12 @@ class RecallTask(TextTask):
         # there are more values than keys
         for key, i in zip(keys, [*range(self.choices), *drawn], strict=False):
             pairs.append(request.encode(key) + request.encode(f"{values[i]}\n"))
-        asked = [0, *self.earlier_questions(request, self.choices)]
+        asked = [0, *self.earlier_questions(request, fewest)]
         room = request.length - sum(len(pairs[i]) for i in asked)
         sizes = np.cumsum([len(pair) for pair in pairs])
         count = int(np.searchsorted(sizes, room, side="right"))
-        if count < self.choices:
-            least = request.length - room + int(sizes[self.choices - 1])
+        if count < fewest:
+            least = request.length - room + int(sizes[fewest - 1])
             raise self.too_short(request.length, least)
         if count == most:
             raise DataError(

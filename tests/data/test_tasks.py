@@ -155,12 +155,21 @@ def test_training_items_ask_several_times(task):
     [
         (PasskeyTask(), 40, "40 tokens"),
         (RecallTask(letters=1), 500, "letters"),
+        (RecallTask(letters=1, choices=40), 500, "letters"),
+        (RecallTask(choices=12, queries=4), 10, "10 tokens"),
         (PasskeyTask(keys=12, digits=1), 900, "digits"),
     ],
 )
 def test_invalid_items_are_rejected(task, length, message):
     with pytest.raises(DataError, match=message):
         make(task, ByteTokenizer())(0, length)
+
+
+def test_largest_variables_task():
+    task = VariablesTask(chains=16, hops=15)
+    assert make(task, ByteTokenizer())(0, 9000).answer
+    with pytest.raises(ValueError, match="hops"):  # there are 260 names
+        VariablesTask(chains=16, hops=16)
 
 
 def test_haystacks_are_long_documents():
