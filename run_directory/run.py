@@ -195,6 +195,7 @@ class Run:
                     f"{self.folder}: {name} has changed ({str(manifest[key])[:12]}, now "
                     f"{str(now[key])[:12]}); restore it or use --restart"
                 )
+        manifest |= facts or {}  # the prepared folder may have moved
         changes = describe_changes(self.settings, settings)
         attempts = manifest.get("attempts", [])
         manifest["attempts"] = [*attempts, attempt(command, changes, processes)]

@@ -140,6 +140,8 @@ def test_resume_records_permitted_changes_and_rejects_others(run, settings):
     assert "log_interval" not in text
     assert Run(run).settings == free
     assert len(about(run)["attempts"]) == 3  # nothing has changed
+    resume(run, free, facts={"data": "moved"})
+    assert about(run)["data"] == "moved"
 
 
 class OtherTokenizer(ByteTokenizer):
