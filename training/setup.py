@@ -116,6 +116,11 @@ class TrainingRun:
             MemoryEstimate(self.settings, parallel, self.parent).check()
         with parallel.connected(), ExitStack() as stack:
             self.data = parallel.main_first(self._open_data)
+            parallel.agree(
+                (self.data.hash, self.data.valid_hash),
+                "the hash of the training and validation text",
+                "copy the prepared folder of the first machine to the others",
+            )
             if self.parent is not None:
                 self.parent.check_text(self.settings, self.data)
             self.sampler = make_sampler(self.settings, self.data)

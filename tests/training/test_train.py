@@ -22,6 +22,7 @@ from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
 from training.metrics import Metrics
 from training.micro_batches import make_sampler
+from training.parallel import Parallel
 
 
 def losses(folder):
@@ -284,6 +285,18 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path):
 def test_text_that_does_not_fit_creates_no_run(overrides, tmp_path, words, error, message):
     with pytest.raises(error, match=message):
         trained(*overrides, *words, "--run-dir", tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_processes_with_different_text_create_no_run(overrides, tmp_path, monkeypatch):
+    """A second process that has all values of the first one but the hashes of the text."""
+
+    def gather(self, value):
+        return [value, ("0" * 64, "1" * 64)] if isinstance(value, tuple) else [value] * 2
+
+    monkeypatch.setattr(Parallel, "gather", gather)
+    with pytest.raises(TrainingError, match="hash of the training and validation text"):
+        trained(*overrides, "--run-dir", tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
 
