@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 
-from data.data_settings import DataSettings, TaskSource
+from data.data_settings import DataSettings, SourceSettings, TaskSource
 from data.files import locked, read_json, remove_drafts, write_json
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.spool import Spool, fill, read_chunk
@@ -46,10 +46,10 @@ from data.prepared import (
     other_texts,
     prepared_folder,
 )
-from data.sources import open_source
+from data.sources import Source, TaskDocuments, open_source
 from data.store import EncodedDocument, TokenStore, token_dtype, write_manifest, write_shard
 from data.task_data import generated
-from data.text_settings import FilesSource
+from data.text_settings import FilesSource, PreparedSource
 from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import DataError
@@ -150,23 +150,34 @@ class _Preparation:
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings
-        sources = {"text": (open_source(s.text_source, self.place), s.max_bytes)}
-        if s.valid_source is not None:
-            sources["held"] = (open_source(s.valid_source, VALID), None)
-        spools = {}
-        for name, (source, max_bytes) in sources.items():
-            self.console.info(f"reading {source.label}")
-            fill(self.work / name, source, s, max_bytes, self.console)
-            spools[name] = Spool(self.work / name)
-            separator = getattr(source.settings, "separator", None)
-            if separator is not None and not spools[name].has_parts:
-                self.console.warn(
-                    f"{source.place}.separator {separator!r} does not occur in {source.label}: "
-                    "each file is one document"
-                )
-        if isinstance(s.source, FilesSource) and 0 < s.valid_fraction < 1 and len(spools) == 1:
-            spools["text"] = self._in_spans(spools["text"], s.source)
-        return spools
+        source = open_source(s.text_source, self.place)
+        if s.valid_source is None:
+            text = self._filled("text", source, s.max_bytes)
+            if isinstance(s.source, FilesSource) and 0 < s.valid_fraction < 1:
+                text = self._in_spans(text, s.source)
+            return {"text": text}
+        held = self._filled("held", open_source(s.valid_source, VALID), None)
+        if (
+            isinstance(source, TaskDocuments)
+            and s.duplicate_threshold <= 1
+            and not _has_items(s.valid_source)
+        ):
+            index = ShingleIndex([shingles(text) for text in held.texts(valid=False)])
+            source.is_held_out = lambda text: max(index.shared(text)) >= s.duplicate_threshold
+        return {"text": self._filled("text", source, s.max_bytes), "held": held}
+
+    def _filled(self, name: str, source: Source, max_bytes: int | None) -> Spool:
+        """The spool of a source."""
+        self.console.info(f"reading {source.label}")
+        fill(self.work / name, source, self.settings, max_bytes, self.console)
+        spool = Spool(self.work / name)
+        separator = getattr(source.settings, "separator", None)
+        if separator is not None and not spool.has_parts:
+            self.console.warn(
+                f"{source.place}.separator {separator!r} does not occur in {source.label}: "
+                "each file is one document"
+            )
+        return spool
 
     def _in_spans(self, spool: Spool, source: FilesSource) -> Spool:
         """Split few long documents, so that spans of them can be held out."""
@@ -259,7 +270,7 @@ class _Preparation:
 
     def _shingles(self) -> ShingleIndex | None:
         """The shingles of validation text; None: keep near-duplicates."""
-        # Task items differ by construction, and their context is not validation text.
+        # Task items differ by construction, and `_read` keeps validation text out of their context.
         if self.settings.duplicate_threshold > 1 or isinstance(self.settings.source, TaskSource):
             return None
         texts = (text for spool in self.spools.values() for text in spool.texts(valid=True))
@@ -359,6 +370,15 @@ class _Preparation:
         }
         write_json(self.folder / "prepared.json", {"settings": s.model_dump(), "summary": summary})
         return summary
+
+
+def _has_items(source: SourceSettings) -> bool:
+    """Whether the documents are task items. The haystacks of training items may be theirs."""
+    if isinstance(source, PreparedSource):
+        made = read_json(Path(source.path).expanduser() / "prepared.json")["settings"]
+        held = made.get("valid_source") if source.split == "valid" else None
+        return (held or made["source"])["name"] == "task"
+    return isinstance(source, TaskSource)
 
 
 def available_cores() -> int:

@@ -24,4 +24,4 @@ def open_source(settings: SourceSettings, place: str = "data.source") -> Source:
     return open_text(settings, place)
 
 
-__all__ = ["SOURCES", "Document", "Source", "open_source", "open_text"]
+__all__ = ["SOURCES", "Document", "Source", "TaskDocuments", "open_source", "open_text"]

@@ -1,6 +1,7 @@
 """Generated documents: task items, and filler text without content."""
 
 import itertools
+from collections.abc import Callable
 
 from data.data_settings import TaskSource
 from data.files import canonical_hash, sha256_of
@@ -13,9 +14,11 @@ HAYSTACKS = 100  # maximum number of haystack documents
 
 
 class TaskDocuments(Source):
-    """Task items as bytes, with text from `haystack` for tasks that read text."""
+    """Task items as bytes, with text from `haystack` for tasks that read text, without the texts
+    for which `is_held_out` is true."""
 
     settings: TaskSource
+    is_held_out: Callable[[str], bool] | None = None
 
     def __init__(self, settings: TaskSource, place: str, haystack: Source | None):
         super().__init__(settings, place)
@@ -38,7 +41,11 @@ class TaskDocuments(Source):
         haystacks = None
         if (source := self._haystack) is not None:
             documents = source.haystacks("training")
-            haystacks = Haystacks(documents, tokenizer, most, HAYSTACKS, source.label)
+            origin = source.label
+            if (is_held_out := self.is_held_out) is not None:
+                documents = ((name, text) for name, text in documents if not is_held_out(text))
+                origin += " without validation text"
+            haystacks = Haystacks(documents, tokenizer, most, HAYSTACKS, origin)
         for index in range(start, s.items):
             random = NamedDraws("item", s.seed).bits(index, 3).tolist()
             length = least + random[0] % (most - least + 1)

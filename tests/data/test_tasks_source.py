@@ -1,5 +1,7 @@
 """Tasks in text as training text."""
 
+import re
+
 import pytest
 
 from data import DataError, DataSettings
@@ -69,6 +71,33 @@ def test_items_are_mixed_with_text_and_are_no_duplicates(settings):
     mixed = DataSettings.model_validate(settings.model_dump() | {"mixture": mixture})
     (other,) = prepare(mixed, workers=1).others
     assert other.train.n_documents == 60
+
+
+def test_held_out_text_is_no_haystack(settings, corpus):
+    """Of an item in a mixture, in the corpus of which a fifth is held out."""
+    task = {"name": "passkey", "keys": 1, "haystack": {"name": "files", "path": str(corpus)}}
+    source = {"name": "task", "task": task, "items": 60, "length": 200}
+    asked = settings.model_dump() | {"tokenizer": {"name": "bytes"}}
+    asked["mixture"] = [{"share": 0.25, "source": source}]
+
+    def haystacks(**changes):
+        prepared = prepare(DataSettings.model_validate(asked | changes), workers=1)
+        stores = (prepared.train, prepared.valid, prepared.others[0].train)
+        train, valid, items = (
+            [
+                prepared.tokenizer.decode(store.document(i).tolist())
+                for i in range(store.n_documents)
+            ]
+            for store in stores
+        )
+        assert len(items) == 60
+        read = [max(re.split(r"\nKey .*\n?", item), key=len) for item in items]
+        return [sum(any(s in text for text in texts) for s in read) for texts in (train, valid)]
+
+    in_train, in_valid = haystacks(duplicate_threshold=2)
+    assert in_train + in_valid >= 60
+    assert in_valid > 0
+    assert haystacks() == [60, 0]
 
 
 def test_training_on_the_items_of_validation_is_refused(settings):
