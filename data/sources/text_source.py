@@ -98,7 +98,7 @@ def from_record(
         name = utf8(str(given))
     text = record.get(settings.text_key)
     if not isinstance(text, str):
-        keys = ", ".join(map(str, itertools.islice(record, KEYS_SHOWN)))
+        keys = utf8(", ".join(map(str, itertools.islice(record, KEYS_SHOWN))))
         fault = f"no text under the key {settings.text_key!r}"
         return Document(f"{name}, which has the keys {keys}", "", fault=fault)
     cluster = record.get(settings.cluster_key) if settings.cluster_key else None

@@ -272,6 +272,13 @@ def test_records_without_text_name_the_setting_and_the_keys(settings, tmp_path):
         prepare(asked, workers=1)
 
 
+def test_record_keys_that_are_not_unicode(settings, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"\\ud800": 1}\n' + '{"text": "some words"}\n' * 9)
+    source = {"name": "files", "path": str(tmp_path / "a.jsonl")}
+    prepared = prepare(changed(settings, source=source, **BYTES), workers=1)
+    assert sum(prepared.summary["passed_over"].values()) == 1
+
+
 def test_a_copied_folder_is_found_without_its_text(settings, corpus, tmp_path):
     """Also where spans were chosen; not with other settings, nor where two folders match."""
     (tmp_path / "long.txt").write_text("".join(f"line {i}\n" for i in range(20_000)))
