@@ -158,9 +158,15 @@ def _folders_prepared_with(settings: DataSettings) -> list[Path]:
 
 def _content_of(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that determine the content of a prepared folder, without `split_bytes`, which is
-    also recorded if it was chosen automatically."""
+    also recorded if it was chosen automatically. Paths of a mixture's first text are relative to
+    `data.root`."""
     content = {key: value for key, value in settings.items() if key not in USE}
     content["source"] = {**settings["source"], "split_bytes": None}
+    root = str(Path(settings["root"]).expanduser())
+    for part, key in (("tokenizer", "model"), ("valid_source", "path")):
+        path = (content[part] or {}).get(key)
+        if isinstance(path, str):
+            content[part] = {**content[part], key: path.removeprefix(root)}
     return content
 
 

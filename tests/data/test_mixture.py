@@ -96,6 +96,10 @@ def test_additional_source_excludes_validation_text(settings, corpus, tmp_path):
         assert np.array_equal(other.valid.document(i), first.valid.document(i))
     again = open_prepared(first.folder, [other.folder])
     assert again.hash == both.hash == prepare(mixed, workers=1).hash
+    for text in (corpus, more):  # the folders are found on another machine
+        text.rename(text.with_suffix(".away"))
+    root = Path(settings.root).rename(tmp_path / "moved")
+    assert prepare(changed(mixed, root=str(root)), workers=1).hash == both.hash
 
 
 TABLE = table("data/refused_sources.yaml")
