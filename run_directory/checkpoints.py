@@ -69,6 +69,12 @@ class Checkpoint:
         """Whether the checkpoint has this file, or one such file of every process."""
         return any(whole_name(file.name) == name for file in self.folder.iterdir())
 
+    def hash_of(self, weights: str | None) -> str:
+        """`hash`, or another one for the last weights if the checkpoint has EMA weights, which are
+        its default."""
+        is_other = weights == "last" and self.has(AVERAGE)
+        return sha256_of(f"last {self.hash}") if is_other else self.hash
+
 
 def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"

@@ -319,7 +319,6 @@ class Run:
             load_weights(model, source.folder)
             default: Literal["ema", "last"] = "ema" if source.has(AVERAGE) else "last"
             chosen = weights or default
-            digest = source.hash
             notes = [change] if change else []
             if chosen == "ema":
                 if default != "ema":
@@ -328,15 +327,13 @@ class Run:
                     )
                 read_into(source.folder, "average", named_weights(model))
                 notes.append("weights are their exponential moving average (training.ema)")
-            elif default == "ema":
-                digest = sha256_of(f"{chosen} {digest}")
             return LoadedRun(
                 model=pack(model.to(device).eval()),
                 tokenizer=self.tokenizer,
                 settings=settings,
                 step=source.step,
                 folder=self.folder,
-                checkpoint_hash=digest,
+                checkpoint_hash=source.hash_of(chosen),
                 changed="; ".join(notes),
                 weights=chosen,
             )

@@ -143,7 +143,7 @@ class PlannedCell(GridCell):
         except USER_ERRORS:
             return None
         is_same = stored.identity() == settings.identity()
-        is_same &= results.get("checkpoint_hash") == checkpoint.hash
+        is_same &= results.get("checkpoint_hash") == checkpoint.hash_of(settings.weights)
         return results if is_same and is_intact(folder) else None
 
 

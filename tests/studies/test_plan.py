@@ -1,6 +1,7 @@
 """From a study file to cells: what is expanded, left out, and rejected."""
 
 import itertools
+import json
 
 import pytest
 import yaml
@@ -8,10 +9,11 @@ import yaml
 from data.tokenizers import ByteTokenizer
 from errors import ConfigError, StudyError
 from model import Transformer
-from run_directory.checkpoints import save_weights
+from run_directory.checkpoints import save_checkpoint, save_weights
 from run_directory.parent_run import open_parent
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import weights_of
 from settings.load import dump, load_settings
 from studies.planned_cells import StudyPlanner
 from studies.study_settings import StudySettings, cells_of, running_order
@@ -149,3 +151,26 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
     assert plan.settings.parent.hash == open_parent(parent).checkpoint.hash
     Run.create(plan.run, plan.settings, ByteTokenizer(), ["test"])
     assert StudyPlanner(study, tmp_path / "study").plan(cells_of(study)) == [plan]
+
+
+@pytest.mark.parametrize("weights", ["null", "ema", "last"])
+def test_results_of_the_selected_weights_are_recognized(load, tmp_path, corpus, weights):
+    chosen = f"{{held-out: {{overrides: [weights={weights}]}}}}"
+    study = load(f"grid: {{seed: [1]}}\nevaluations: {chosen}")
+    source = f'data.source={{name: files, path: "{corpus}"}}'
+    base = [source, "data.tokenizer={name: bytes}", "training.ema={}", "model={dim: 24, heads: 2}"]
+    study = study.model_copy(update={"base": base})
+    (cell,) = StudyPlanner(study, tmp_path).plan(cells_of(study))
+    (evaluation,) = cell.evaluations
+    run = Run.create(cell.run, cell.settings, ByteTokenizer(), ["test"])
+    model = Transformer(cell.settings.model, 258, cell.settings.train_length).initialize(0)
+    tensors = dict.fromkeys(("model", "average"), weights_of(model))
+    checkpoint = save_checkpoint(cell.run, cell.settings.steps, tensors)
+    folder = cell.run / "evaluation" / "held-out"
+    folder.mkdir(parents=True)
+    (folder / "settings.yaml").write_text(dump(evaluation.settings))
+    for measured in ("ema", "last"):
+        record = {"checkpoint_hash": run.load(weights=measured).checkpoint_hash}
+        (folder / "results.json").write_text(json.dumps(record))
+        is_done = cell.results(evaluation, checkpoint) == record
+        assert is_done == ((weights == "last") == (measured == "last"))
