@@ -114,6 +114,10 @@ def _evaluated_store(folder: str | Path, split: str, run: EvaluatedRun) -> Token
             f"({expected[:12]}); prepare it with the run's tokenizer"
         )
     store = prepared.valid if split == "valid" else prepared.train
+    if not store.n_documents:
+        raise EvaluationError(
+            f"{folder} has no documents in split={split}; set the other split, or another store"
+        )
     store.verify()  # an altered shard would give plausible but wrong numbers
     return store
 

@@ -203,6 +203,12 @@ def test_what_cannot_be_evaluated_raises_one_error(root, runs, asked, message):
         call(*(root / run for run in runs), *SMALL, asked)
 
 
+def test_a_split_without_documents_is_refused(root):
+    make_run(root, "all trained", POSITIONS["run"], "data.valid_fraction=0")
+    with pytest.raises(EvaluationError, match="split=valid"):
+        call(root / "all trained", *SMALL)
+
+
 def test_runs_with_different_tokenizers_are_compared_by_bytes(root, capsys):
     pieces = "data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"
     make_run(root, "pieces", "model.position={name: rope}", pieces)
