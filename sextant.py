@@ -134,7 +134,9 @@ def generate(
 def evaluate(
     run: "LoadedRun | str | Path", *arguments: str, folder: str = "python", **settings: Any
 ) -> EvaluationTable:
-    """Evaluate a run like evaluate.py; finished measurements are reused.
+    """Evaluate the newest checkpoint of a run like evaluate.py; finished measurements are reused.
+
+    Raises EvaluationError for a run that was loaded otherwise, such as with overrides.
 
     Args:
         arguments: settings files and overrides, such as `configs/evaluation/extension.yaml`.
@@ -142,15 +144,31 @@ def evaluate(
         settings: top-level settings, such as `lengths=[256, 512]`, `methods=["trained", "yarn"]`.
     """
     _require_clone()
+    from errors import EvaluationError
     from evaluation.evaluate_runs import run_evaluation
     from evaluation.evaluation_settings import settings_class
     from interop.imported_runs import run_of
     from model.devices import prepare_cpu
+    from run_directory.checkpoints import find_checkpoint
+    from run_directory.run import Run
+    from run_directory.training_schedule import last_trained
     from settings.load import load_settings
 
     prepare_cpu(None)
 
-    directory = run_of(run) if isinstance(run, (str, Path)) else run.folder
+    if isinstance(run, (str, Path)):
+        directory = run_of(run)
+    else:
+        directory = run.folder
+        trained, _ = last_trained(Run.open(directory).settings, run.step)
+        newest = find_checkpoint(directory, only=())
+        is_newest = newest is not None and newest.hash == run.checkpoint_hash
+        if not is_newest or run.settings != trained:
+            raise EvaluationError(
+                f"{directory} was loaded with overrides, other weights or an earlier checkpoint, "
+                "but its newest checkpoint would be evaluated as trained: pass the folder instead, "
+                "and set methods={LABEL: [OVERRIDE]} or weights"
+            )
     given = settings | {"folder": folder}
     overrides = [*arguments, *(f"{key}={json.dumps(value)}" for key, value in given.items())]
     command = shlex.join(["sextant.evaluate", str(directory), *overrides])

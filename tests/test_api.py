@@ -3,6 +3,7 @@
 import pytest
 
 import sextant
+from errors import EvaluationError
 from model import Transformer
 from tests.training.conftest import corpus, prepared_root, settings_of_runs  # noqa: F401
 
@@ -72,3 +73,9 @@ def test_evaluation_is_a_table_with_figures(run):
     assert "48" in results.text
     pandas = pytest.importorskip("pandas")
     assert isinstance(results.to_pandas(), pandas.DataFrame)
+
+
+def test_a_run_loaded_with_an_override_is_not_evaluated_as_trained(run):
+    loaded = sextant.load(run.folder, "model.position.theta=500")
+    with pytest.raises(EvaluationError, match="methods"):
+        sextant.evaluate(loaded, "documents=6", lengths=[24], targets=8, methods=["trained"])
