@@ -200,7 +200,8 @@ def verdict(r: LossResults) -> str:
         outcomes.setdefault(outcome(r, name), []).append(name)
     parts = [f"{r.named(outcomes[key])} {key[-1]}" for key in sorted(outcomes)]
     if not parts:
-        parts = [f"no verdicts, too few {'training seeds or ' if r.seeds else ''}{r.unit_kind}s"]
+        few = f", too few {'training seeds or ' if r.seeds else ''}{r.unit_kind}s"
+        parts = [f"no verdicts{few if any(map(r.beyond, r.names)) else ''}"]
     setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
     return f"{warning(r)}{setup}: {'; '.join(parts)}."
 

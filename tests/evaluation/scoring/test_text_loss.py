@@ -166,6 +166,8 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     strict = loss_report({"run": evaluated(tolerance=worst)})
     assert strict.results.imprecise
     assert any("dtype=float32" in line for line in strict.caveats)
+    none = loss_report({"run": evaluated(tolerance=1e-9)})
+    assert not none.results.rows("delta") and "document" not in none.verdict
     loose = loss_report({"run": evaluated(tolerance=max(1.0, 11 * worst))}).results
     assert not loose.imprecise
     assert {row.variant for row in loose.rows("delta")} == {"as trained", "yarn"}
