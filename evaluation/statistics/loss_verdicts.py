@@ -312,16 +312,19 @@ def repeated_rows(
     variant: str, results: Sequence[StoredResults], rules: VerdictRules, targets: str | None
 ) -> Iterator[ResultRow]:
     """NLL and read gain of repeated text by length and distance, from the results on the `targets`
-    with this hash. A single checkpoint has no read gain if no target is readable."""
+    with this hash. A single checkpoint has no read gain if no target is readable. There are no
+    numbers where one of several seeds has none."""
     by_place: dict[tuple, list[dict]] = defaultdict(list)
     is_sample = any(each.seed for each in results)
-    for each in results:
-        repeated = each.record.get("repeated", {})
-        for cell in repeated.get("cells", ()) if repeated.get("hash") == targets else ():
+    same = [each for each in results if each.record.get("repeated", {}).get("hash") == targets]
+    for each in same if targets else ():
+        for cell in each.record["repeated"]["cells"]:
             if cell["method"] == each.method:
                 place = (cell["length"], cell["distance_low"], cell["distance_high"])
                 by_place[place].append(cell)
     for (length, low, high), cells in by_place.items():
+        if is_sample and len(cells) < len(same):
+            continue
         counts = np.array(cells[0]["unit_targets"])
         nll = _stacked([cell["unit_nll"] for cell in cells], is_sample)
         control = _stacked([cell["unit_control_nll"] for cell in cells], is_sample)

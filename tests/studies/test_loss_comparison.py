@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from errors import StudyError
+from evaluation.statistics.results_table import select
 from studies.study_report import findings
 from studies.study_results_reader import read_study
 from studies.study_results_table import read_losses
@@ -271,6 +272,11 @@ def test_read_gains_of_repeated_text(record):
             assert row.value == pytest.approx(mean, abs=1e-12)
             assert math.isnan(row.low) or mean_and_half(row)[1] == pytest.approx(half, rel=1e-9)
             assert (row.until, row.seeds) == (64, str(len(nll)))
+    # the loss of one seed was not finite at this length
+    cell = next(cell for cell in record["cells"] if cell["axes"]["scheme"] == "window")
+    del cell["evaluations"]["long"]["repeated"]["cells"][0]
+    found = {row.variant for row in derived(record).rows("read_gain")}
+    assert found == {row.variant for row in select(table, "read_gain")} - {"window"}
 
 
 def test_a_length_given_twice_counts_once():
