@@ -28,6 +28,12 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
             "runs with different tokenizers are compared on one text, and their corpora have "
             "different numbers of documents: prepare one text with each tokenizer"
         )
+    trained = [int(run.plan.truncated_windows[0, 2]) for run in runs]
+    if too_long := set(trained) - set(lengths):
+        raise EvaluationError(
+            f"the documents are too short, in tokens of the first run, for the trained length "
+            f"{max(too_long)} of another run: evaluate longer documents (shorten cannot drop it)"
+        )
     shared = cache(lambda document: _shared_document(runs, document))
     spans = {}  # document, first byte, end -> first token and end in each run
     for number, last, _, count in plan.truncated_windows.tolist():
@@ -57,14 +63,14 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
     digest = canonical_hash(record)
     chosen = []
     tokens = np.array(list(spans.values())).transpose(1, 2, 0)  # (runs, 2, spans)
-    for run, (start, end) in zip(runs, tokens, strict=True):
+    for run, length, (start, end) in zip(runs, trained, tokens, strict=True):
         windows = {
             n: np.stack([document, end, np.full(len(end), n), end - start], axis=1) for n in lengths
         }
         own = replace(
             plan,
             windows=windows,
-            truncated_windows=windows[int(run.plan.truncated_windows[0, 2])],
+            truncated_windows=windows[length],
             hash=digest,
             record={"hash": digest, **record},
             span_bytes=high - low,

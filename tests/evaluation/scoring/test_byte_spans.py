@@ -62,7 +62,7 @@ def texts_of(alphabet, count=7):
     return [" ".join(word() for _ in range(120 + 5 * i)) for i in range(count)]
 
 
-def chosen(texts, sizes=(3, 5), others=None, **settings):
+def chosen(texts, sizes=(3, 5), others=None, trained=(16, 16, 16), **settings):
     asked = {"lengths": LENGTHS, "targets": 9, "spans_per_document": 2, "device": "cpu"}
     settings = EvaluationSettings(**asked | {"contamination": {"check": False}} | settings)
     tokenizers = [PieceTokenizer(size) for size in sizes]
@@ -71,8 +71,8 @@ def chosen(texts, sizes=(3, 5), others=None, **settings):
         for i, tokenizer in enumerate(tokenizers)
     ]
     targets = [
-        choose_targets(settings, read, tokenizer, 16)
-        for read, tokenizer in zip(stores, tokenizers, strict=True)
+        choose_targets(settings, read, tokenizer, length)
+        for read, tokenizer, length in zip(stores, tokenizers, trained, strict=False)
     ]
     return settings, choose_byte_spans(targets)
 
@@ -136,3 +136,6 @@ def test_what_cannot_be_compared_is_refused():
         chosen(texts, others=texts[:5])
     with pytest.raises(EvaluationError, match="lower targets"):  # 14 tokens are 20 of the other
         chosen(texts, sizes=(9, 1), targets=14)
+    asked = {"lengths": [16, 32, 300], "targets": 4, "shorten": True}  # 300 tokens for the second
+    with pytest.raises(EvaluationError, match="300"):
+        chosen(texts, sizes=(9, 1), trained=(16, 300), **asked)
