@@ -59,7 +59,7 @@ def resolve_methods(asked: list[str] | dict[str, list[str]], trained_length: int
         asked = {TRAINED: [], **asked}
     methods = []
     for label, overrides in asked.items():
-        if overrides and label in (TRAINED, TRUNCATE):
+        if overrides and label in (TRAINED, name_of(TRAINED), TRUNCATE):
             raise EvaluationError(
                 f"method {label!r} accepts no overrides: it is the checkpoint as trained; use "
                 f"another label"

@@ -4,6 +4,7 @@ cache."""
 import pytest
 import torch
 
+from errors import EvaluationError
 from evaluation.methods import builtin_methods, compatible_methods, resolve_methods
 from model import SCHEMES, ModelError, TokenPositions, Transformer
 from run_directory.position_overrides import override
@@ -82,3 +83,9 @@ def test_applicable_methods_are_identified(monkeypatch):
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
     monkeypatch.setattr("evaluation.methods.builtin_methods", lambda: twice)
     assert offered() == (["trained", "a"], {"b": "the same as a here"})
+
+
+@pytest.mark.parametrize("label", ["trained", "as trained", "truncate"])
+def test_labels_of_the_baselines_are_refused_for_other_methods(label):
+    with pytest.raises(EvaluationError, match=label):
+        resolve_methods({label: ["model.position.window=8"]}, L0)
