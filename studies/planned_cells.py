@@ -134,7 +134,8 @@ class PlannedCell(GridCell):
 
     def results(self, evaluation: PlannedEvaluation, checkpoint: Checkpoint) -> dict | None:
         """results.json of an evaluation. None if it is missing or altered, or was made from another
-        checkpoint or with other settings that affect results."""
+        checkpoint, with other settings that affect results, or with other overrides of a built-in
+        method."""
         settings = evaluation.settings
         folder = self.run / "evaluation" / str(settings.folder)
         try:
@@ -144,6 +145,11 @@ class PlannedCell(GridCell):
             return None
         is_same = stored.identity() == settings.identity()
         is_same &= results.get("checkpoint_hash") == checkpoint.hash_of(settings.weights)
+        if isinstance(settings.methods, list):  # the settings contain labels only
+            known = resolve_methods([*builtin_methods()], self.settings.train_length)
+            overrides = {method.label: [*method.overrides] for method in known}
+            for label, method in results.get("methods", {}).items():
+                is_same &= method["overrides"] == overrides.get(label)
         return results if is_same and is_intact(folder) else None
 
 

@@ -154,7 +154,9 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
 
 
 @pytest.mark.parametrize("weights", ["null", "ema", "last"])
-def test_results_of_the_selected_weights_are_recognized(load, tmp_path, corpus, weights):
+def test_results_of_the_selected_weights_and_methods_are_recognized(
+    load, tmp_path, corpus, weights
+):
     chosen = f"{{held-out: {{overrides: [weights={weights}]}}}}"
     study = load(f"grid: {{seed: [1]}}\nevaluations: {chosen}")
     source = f'data.source={{name: files, path: "{corpus}"}}'
@@ -169,8 +171,10 @@ def test_results_of_the_selected_weights_are_recognized(load, tmp_path, corpus, 
     folder = cell.run / "evaluation" / "held-out"
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text(dump(evaluation.settings))
-    for measured in ("ema", "last"):
+    window = cell.settings.train_length  # of the built-in method
+    for measured, size in itertools.product(("ema", "last"), (window, window - 1)):
         record = {"checkpoint_hash": run.load(weights=measured).checkpoint_hash}
+        record["methods"] = {"window": {"overrides": [f"model.position.window={size}"]}}
         (folder / "results.json").write_text(json.dumps(record))
-        is_done = cell.results(evaluation, checkpoint) == record
-        assert is_done == ((weights == "last") == (measured == "last"))
+        is_selected = (weights == "last") == (measured == "last") and size == window
+        assert (cell.results(evaluation, checkpoint) == record) == is_selected
