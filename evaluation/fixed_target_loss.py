@@ -113,11 +113,14 @@ def by_length(
 ) -> pd.DataFrame:
     """A row for each length: `nll`, `perplexity`, and `gain` over the context truncated to the
     trained length, paired by target, with intervals. `unit`: the column of `losses` whose values
-    are independent, such as authors. Raises ValueError if lengths have different targets."""
+    are independent, such as authors. Raises ValueError if lengths have different targets, or if
+    the trained length is not among them."""
     index = list(dict.fromkeys([unit, "document", "target"]))
     wide = losses.pivot(index=index, columns="length", values="nll")
     if wide.isna().any(axis=None):
         raise ValueError("the NLL of some targets is missing at some lengths, or NaN")
+    if trained_length not in wide:
+        raise ValueError(f"trained_length = {trained_length} is not one of {wide.columns.tolist()}")
     grouped = wide.groupby(level=unit)
     sums = grouped.agg("sum")
     counts = grouped.size().to_numpy()

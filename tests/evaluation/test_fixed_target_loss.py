@@ -62,9 +62,11 @@ def test_foreign_models_against_a_loop(make):
     assert table.gain[9] == 0
 
 
-def test_windows_must_fit():
+def test_windows_must_fit_and_lengths_include_the_trained_one():
     losses = score(Recurrent(), [np.arange(17)], [4, 16], targets=4, ends=[(0, 17)])
     assert losses.target.tolist() == [13, 14, 15, 16] * 2
+    with pytest.raises(ValueError, match="trained_length = 8"):
+        by_length(losses, trained_length=8)
     with pytest.raises(ValueError, match="document 0 ends at 16"):
         score(Recurrent(), [np.arange(20)], [16], targets=4, ends=[(0, 16)])
     with pytest.raises(ValueError, match="no document"):
