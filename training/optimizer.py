@@ -188,15 +188,17 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load `saved_tensors`. Options keep the values of the settings, which a fork may
-        change."""
+        """Load `saved_tensors`. Options and the dtype of moments keep the values of the settings,
+        which a fork may change."""
         owners = self._by_name()
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
             part, group, weight = owners[name]
-            # Step counts are on the CPU unless the optimizer is fused.
-            is_on_host = kind == "step" and not group.get("fused")
-            part.state[weight][kind] = value if is_on_host else value.to(weight.device)
+            if kind != "step":
+                value = value.to(weight.device, weight.dtype)
+            elif group.get("fused"):  # otherwise step counts are on the CPU
+                value = value.to(weight.device)
+            part.state[weight][kind] = value
 
 
 @torch.no_grad()

@@ -104,6 +104,16 @@ def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
     assert same(weights(tmp_path / "unchanged"), weights(stem))
 
 
+def test_fork_with_another_precision(stem, tmp_path):
+    start = ["parent.checkpoint=12", "--fork", stem, "--run-dir", tmp_path / "fork"]
+    assert trained("training.precision=float64", *start) == 0
+    moments = weights(tmp_path / "fork", kind="optimizer")
+    assert {x.dtype for name, x in moments.items() if "exp_avg" in name} == {torch.float64}
+    expected = weights(stem)
+    for name, weight in weights(tmp_path / "fork").items():
+        torch.testing.assert_close(weight.float(), expected[name], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     REFUSED["forks"],
