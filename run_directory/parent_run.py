@@ -25,7 +25,7 @@ from data.sampling.window_order import chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
 from model import ModelError, ModelSettings
-from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
+from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint, steps_of
 from run_directory.position_overrides import meta_model, override, why
 from run_directory.run import Run, is_run, not_a_run
 from run_directory.run_settings import RunSettings, describe_changes
@@ -52,8 +52,8 @@ class ParentRun:
         settings: the run's settings at that checkpoint; for a fork, of the whole run.
         manifest: the run's manifest.
         inherited: the settings that the new run inherits unless it overrides them, as JSON.
-        is_gone: the run was removed; all values are from the manifest of the run that started from
-            it.
+        is_gone: the run or its checkpoint was removed; all values are from the manifest of the run
+            that started from it.
     """
 
     folder: Path
@@ -153,10 +153,11 @@ class ParentRun:
 
 
 def read_run_settings(
-    overrides: Sequence[str], folder: Path | None = None
+    overrides: Sequence[str], folder: Path | None = None, resumes: bool = False
 ) -> tuple[RunSettings, ParentRun | None]:
     """The settings of a run from files and overrides, on top of those of its parent, if it has one.
-    The parent of an existing run in `folder` may be gone.
+    The parent of an existing run in `folder` may be gone. If that run `resumes`, the parent may
+    also have other checkpoints than at its start.
 
     Raises:
         ConfigError: invalid settings.
@@ -171,10 +172,17 @@ def read_run_settings(
     run = Path(given["run"])
     if folder is not None and folder.resolve() == run.resolve():
         raise TrainingError(f"{folder} cannot extend itself (parent.run); choose another --run-dir")
+    step = given.get("checkpoint")
     parent = None
-    if folder is not None and is_run(folder) and not is_run(run):
-        parent = _recorded_parent(Run(folder), run)
-    parent = parent or open_parent(run, given.get("checkpoint"), bool(given.get("fork")))
+    if folder is not None and is_run(folder):
+        own = Run(folder)
+        started = own.manifest.get("lineage", [{}])[0]
+        is_gone = not is_run(run)
+        if resumes and started.get("run") == str(run) and step in (None, started["step"]):
+            step = started["step"]
+            is_gone = is_gone or step not in steps_of(run)
+        parent = _recorded_parent(own, run) if is_gone else None
+    parent = parent or open_parent(run, step, bool(given.get("fork")))
     settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
     if not parent.is_gone:
         parent.check(settings)

@@ -66,7 +66,9 @@ class TrainingRun:
         self.options = options
         self.requests = requests
         given = Path(options.run_dir) if options.run_dir else None
-        settings, self.parent = read_run_settings(options.overrides, given)
+        settings, self.parent = read_run_settings(
+            options.overrides, given, resumes=not options.restart
+        )
         t = settings.training
         prepare_cpu(t.num_threads)
         # The initial state of torch's generator is random and saved in checkpoints: a fixed seed
@@ -231,7 +233,7 @@ class TrainingRun:
         0. Called by one process."""
         if parent.is_gone:
             raise TrainingError(
-                f"{self.folder} has no checkpoint, and its parent run is gone: restore parent.run"
+                f"{self.folder} has no checkpoint, and its parent's is gone: restore parent.run"
             )
         if self.settings.is_fork:
             copy_checkpoint(parent.checkpoint, self.folder)

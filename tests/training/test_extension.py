@@ -10,7 +10,7 @@ import torch
 from data.preparation import preparation
 from errors import TrainingError
 from evaluation.monitor import monitor_targets
-from run_directory.checkpoints import find_checkpoint, save_weights
+from run_directory.checkpoints import find_checkpoint, folder_of, save_weights
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.run import Run
@@ -196,6 +196,24 @@ def test_extension_resumes_without_parent(parent, yarn, tmp_path):
     assert files_of(again, 5) == files_of(yarn, 5)
     assert Run(again).manifest["lineage"] == Run(yarn).manifest["lineage"]
     assert Run(again).load().settings.original_length == 24
+
+
+def test_extension_resumes_after_its_parent_went_on(parent, tmp_path):
+    """The parent saves a newer checkpoint, and removes the one that the run started from."""
+    going = tmp_path / "going"
+    shutil.copytree(parent, going)
+    cut(going, 9)
+    words = [f"parent.run={going}", *LONGER, "--run-dir", tmp_path / "child"]
+    assert trained(*words) == 0
+    hash_before = Run(tmp_path / "child").settings.parent.hash
+    shutil.copytree(folder_of(parent, 12), folder_of(going, 12))
+    for _ in range(2):
+        cut(tmp_path / "child", 3)
+        assert trained(*words) == 0
+        assert Run(tmp_path / "child").settings.parent.hash == hash_before
+        shutil.rmtree(folder_of(going, 9), ignore_errors=True)
+    assert trained(*words, "--restart") == 0
+    assert Run(tmp_path / "child").settings.parent.checkpoint == 12
 
 
 def test_identity_depends_on_parent_weights_not_path(parent, tmp_path):
