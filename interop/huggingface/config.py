@@ -201,8 +201,7 @@ def _layers(
                     parameters = parameters.replaced(rope_theta=theta)
                 own_dim = layer.get("head_dim", head_dim)
                 is_latent = layer_type.mixer["name"] == "latent"
-                is_nested = "" not in by_type
-                source = RopeSource(parameters, reader, own_dim, family, is_latent, is_nested)
+                source = RopeSource(parameters, reader, own_dim, family, is_latent)
                 layer["position"], length = read_rope(source)
                 lengths |= {length} - {None}
             layer["position"] = {**family.position, **layer["position"]}

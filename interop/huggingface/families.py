@@ -67,7 +67,7 @@ class Family(NamedTuple):
             `own_entries` computes.
         renamed: parts of the names of weights in files, and their replacements in the class.
         partial: whether `partial_rotary_factor` is supported.
-        by_type: whether rotary parameters are nested by layer type only.
+        by_type: whether rotary parameters are nested by layer type.
         divides: whether `hidden_size` must be a multiple of `num_attention_heads`.
         last_is_full: whether the last layer has type FULL regardless of `layer_types`.
         one_plus_norms: whether norms multiply by 1 + weight.

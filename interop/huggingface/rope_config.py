@@ -37,7 +37,6 @@ class RopeSource:
         head_dim: number of features of each head.
         family: the model's family.
         is_latent: whether the layers have latent attention.
-        is_nested: whether each layer type has its own parameters.
     """
 
     parameters: ConfigReader
@@ -45,7 +44,6 @@ class RopeSource:
     head_dim: int
     family: Family
     is_latent: bool
-    is_nested: bool
 
     @property
     def train_length(self) -> int:
@@ -56,7 +54,7 @@ class RopeSource:
         """L0. As in transformers, the key beside the parameters overrides the key inside them, but
         not inside parameters of layer types."""
         key = "original_max_position_embeddings"
-        outside = None if self.is_nested else self.config.number(key, int, None)
+        outside = None if self.family.by_type else self.config.number(key, int, None)
         return outside or self.parameters.number(key, int, self.train_length)
 
     @property
@@ -109,9 +107,12 @@ def rope_parameters(config: ConfigReader, by_type: bool) -> dict[str, ConfigRead
         return _by_layer_type(config)
     key = _LEGACY if config.object(_LEGACY) else _CURRENT
     parameters = config.within(key)
-    if not any(name in parameters.values for name in NESTED):
-        return {"": parameters}
-    return _nested(parameters)
+    if any(name in parameters.values for name in NESTED):
+        raise InteropError(
+            f"{config.file}: {key} of {config.get('model_type')} cannot be nested by layer type: "
+            "transformers does not read the inner parameters"
+        )
+    return {"": parameters}
 
 
 def _nested(parameters: ConfigReader) -> dict[str, ConfigReader]:
