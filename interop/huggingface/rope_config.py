@@ -65,13 +65,18 @@ class RopeSource:
         return "longrope" if kind == "su" else kind  # `su` was Phi-3's first name for longrope
 
     @property
+    def share(self) -> float:
+        """`partial_rotary_factor`; the key beside the parameters is the default."""
+        inside = self.parameters.number("partial_rotary_factor", float, None)
+        return inside or self.config.number("partial_rotary_factor", float, 1.0)
+
+    @property
     def fraction(self) -> float:
         """The share of rotated features."""
         if self.kind == "proportional":
             return 1.0
         key = "partial_rotary_factor"
-        inside = self.parameters.number(key, float, None)
-        share = inside or self.config.number(key, float, 1.0)
+        share = self.share
         if share == 1:
             return 1.0
         if not self.family.partial or share > 1:
@@ -169,8 +174,7 @@ def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
         **_temperature(source),
     }
     if source.kind == "proportional":
-        share = parameters.number("partial_rotary_factor", float, 1.0)
-        settings |= {"name": "p_rope", "share": share}
+        settings |= {"name": "p_rope", "share": source.share}
     if source.config.object("rope_config").get("imag"):
         settings["imaginary"] = True
     settings["scaling"], original_length = _KINDS[source.kind](source)

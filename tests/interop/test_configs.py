@@ -233,6 +233,8 @@ def test_rotary_keys_of_families():
         parameters = linear | given_keys(partial_rotary_factor=inside)
         beside = given_keys(partial_rotary_factor=outside)
         check_rotation("qwen3_5_text", {"rope_parameters": parameters, **beside}, "linear")
+        proportional = {**parameters, "rope_type": "proportional"}
+        check_rotation("llama", {"rope_parameters": proportional, **beside}, "proportional")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
