@@ -240,6 +240,11 @@ def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
     """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
     if fast <= slow:
         return  # our settings refuse these values
+    if source.dims < 4:
+        raise InteropError(
+            f"{source.parameters.file}: yarn requires at least 4 rotated features, got "
+            f"{source.dims}"
+        )
     frequencies = plain_frequencies(source.theta, source.dims)
     low, high = ramp_ends(frequencies, source.original_length, fast, slow)
     if high <= 0 or low > source.dims - 1:
