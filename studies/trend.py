@@ -392,7 +392,8 @@ def _draw_trend(
     if rung and predicted:
         ends = [np.array([each]) for each in predicted]
         style: Any = {"label": "predicted", "color": SOFT, "marker": "D", "ls": "", "hollow": True}
-        draw_line(axes, [rung.parameters], *ends, **style)
+        beside = 1.2 * rung.parameters  # not on top of the measured effect
+        draw_line(axes, [beside], *ends, **style)
     lengths = sorted({rung.length for rung in trend.rungs})
     for length, color, marker in zip(lengths, COLOURS, MARKERS, strict=False):
         own = [rung for rung in trend.rungs if rung.length == length]
