@@ -4,6 +4,7 @@ from data.data_settings import DataSettings
 from data.prepared import (
     PreparedData,
     RunData,
+    check_items,
     check_texts,
     expected_vocabulary,
     is_prepared,
@@ -33,6 +34,7 @@ __all__ = [
     "SentencePieceTokenizer",
     "TokenStore",
     "Tokenizer",
+    "check_items",
     "check_texts",
     "expected_vocabulary",
     "is_prepared",

@@ -213,8 +213,8 @@ def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) 
 
 
 def check_texts(settings: DataSettings) -> None:
-    """Check that text, prepared folders and tokenizer models exist on this machine, that a given
-    tokenizer has the symbols that the settings require, and that task items differ.
+    """Check that text, prepared folders and tokenizer models exist on this machine, and that a
+    given tokenizer has the symbols that the settings require.
 
     Raises DataError naming the setting. Reads no text, writes nothing and makes no network request.
     """
@@ -222,7 +222,6 @@ def check_texts(settings: DataSettings) -> None:
         return
     for place, source in _sources(settings):
         open_source(source, place).check()
-    check_items(settings)
     given = given_tokenizer(settings.tokenizer)  # trained tokenizers have both symbols
     for key in ("bos", "eos"):
         if given is not None and getattr(settings, key) and getattr(given, f"{key}_id") is None:

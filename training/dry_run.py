@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from data import check_texts, is_prepared
+from data import check_items, check_texts, is_prepared
 from model import TokenPositions
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
@@ -31,11 +31,13 @@ def dry_run(run: TrainingRun, train_step: TrainStep) -> int:
     Args:
         train_step: the `train_step` of train.py.
 
-    Raises DataError if the run's text does not exist.
+    Raises DataError if the text of the run does not exist, or contains the task items of the
+    validation text.
     """
     is_planned = run.options.world is not None
     settings = run.settings
     parent = run.parent
+    check_items(settings.data)
     if not (parent is not None and parent.is_gone) and not is_prepared(settings.data):
         check_texts(settings.data)
     estimate = MemoryEstimate(settings, run.parallel, parent)

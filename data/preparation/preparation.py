@@ -41,7 +41,6 @@ from data.prepared import (
     check_items,
     check_texts,
     is_finished,
-    is_prepared,
     open_prepared,
     other_texts,
     prepared_folder,
@@ -78,8 +77,7 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     if items := generated(settings):
         return items
     console = console or NullConsole()
-    if not is_prepared(settings):
-        check_items(settings)
+    check_items(settings)
     if not is_finished(prepared_folder(settings)):
         check_texts(settings)
     first = _prepare_text(settings, console, workers)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from errors import TrainingError, UserError
+from errors import DataError, TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
 from run_directory.run_settings import ParentSettings, RunSettings
 from run_directory.training_schedule import flops_of
@@ -260,3 +260,10 @@ def test_peaks_of_gpus_by_the_names_that_torch_reports(name, peak, monkeypatch):
     """Dense products of bfloat16 in the vendors' data sheets, without sparsity."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert known_peak(torch.device("cuda")) == peak
+
+
+def test_a_dry_run_refuses_the_items_of_the_validation_text():
+    task = "{name: task, task: {name: passkey, haystack: {name: filler}}, items: 20, length: 400}"
+    asked = [f"data.source={task}", f"data.valid_source={task}"]
+    with pytest.raises(DataError, match=r"data\.source\.seed"):
+        trained(ROOT / "configs/tiny.yaml", *asked, "--dry-run")
